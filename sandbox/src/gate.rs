@@ -2,12 +2,17 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::fs::{File, Metadata};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
+
+use rustix::fs::{Mode, OFlags};
 
 use crate::act::{Act, Doing, Target, Transport};
 use crate::ask::desk::{Desk, Open, Then, Waiter};
@@ -18,6 +23,7 @@ use crate::learned::Learned;
 use crate::name::Name;
 use crate::rules::edit::{self, Where};
 use crate::rules::{BadFile, Decision, Origin, Policy, Reason, Rule, Say};
+use crate::sys::lock;
 
 /// What was decided about an act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +65,8 @@ struct Inner {
     policy: RwLock<Arc<Policy>>,
     answers: Option<PathBuf>,
     private: Vec<PathBuf>,
+    /// The same when the gate was made, whatever lies at the paths by now, and sockets that were named since.
+    pinned: Mutex<Vec<(File, PathBuf)>>,
     learned: Learned,
     desk: Desk,
     /// How many acts of a process (pid, start) were allowed, and refused.
@@ -92,6 +100,7 @@ impl Gate {
             closure,
             policy: RwLock::new(Arc::new(setup.policy)),
             answers: setup.answers,
+            pinned: Mutex::new(setup.private.iter().filter_map(pinned).collect()),
             private: setup.private,
             learned: Learned::default(),
             desk,
@@ -136,6 +145,25 @@ impl Gate {
         self.inner
             .policy()
             .allows_anybody(transport, to, &names, SystemTime::now())
+    }
+
+    /// Nobody inside may reach the socket at `path`, or wherever its file is moved to.
+    pub(crate) fn keep_private(&self, path: &Path) {
+        lock(&self.inner.pinned).extend(pinned(&path.to_owned()));
+    }
+
+    /// The private path of a file, by its device and number, whatever path leads to it.
+    pub(crate) fn private_file(&self, number: (u64, u64)) -> Option<PathBuf> {
+        let is_it = |file: &Metadata| (file.dev(), file.ino()) == number;
+        lock(&self.inner.pinned).iter().find_map(|(file, path)| {
+            if file.metadata().is_ok_and(|file| is_it(&file)) {
+                return Some(path.clone());
+            }
+            let names = std::fs::read_dir(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+            let names = names.filter_map(Result::ok);
+            let found = names.filter(|name| name.metadata().is_ok_and(|file| is_it(&file)));
+            found.map(|name| path.join(name.file_name())).next()
+        })
     }
 
     /// Which names the addresses have that the program was given.
@@ -256,7 +284,9 @@ impl Inner {
 
     fn decide(&self, act: &Act, names: &[Name]) -> Decision {
         if let (Target::Path(path), Doing::Connect) = (&act.target, act.doing)
-            && self.private.iter().any(|private| path.starts_with(private))
+            && (self.private.iter())
+                .chain(lock(&self.pinned).iter().map(|(_, path)| path))
+                .any(|private| path.starts_with(private))
         {
             let why = "it is the socket of those who answer questions";
             return Decision {
@@ -436,6 +466,12 @@ impl Inner {
             denied
         }) += 1;
     }
+}
+
+fn pinned(path: &PathBuf) -> Option<(File, PathBuf)> {
+    let (flags, mode) = (OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let file = rustix::fs::open(path, flags, mode).ok()?;
+    Some((File::from(file), path.clone()))
 }
 
 /// How a decision came about that somebody had to be asked for.

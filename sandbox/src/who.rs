@@ -58,6 +58,8 @@ const MOST_HASHES: usize = 4096;
 const MOST_PROCESSES: usize = 1024;
 /// So much of a command line is kept.
 const MOST_LINE_BYTES: usize = 4096;
+/// Longest file that is read.
+const MOST_FILE_BYTES: u64 = 256 << 20;
 /// So many ancestors are looked up.
 const MOST_ANCESTORS: usize = 16;
 
@@ -72,11 +74,16 @@ impl Known {
     }
 
     /// Who a thread is; the file that it runs is read if it was not before. `root` is the supervisor, whose
-    /// children have no more ancestors.
+    /// children have no more ancestors. It ends early if nobody `waits`.
     ///
     /// # Errors
-    /// If it is gone, or may not be looked at.
-    pub(crate) fn look(&self, thread: u32, root: u32) -> io::Result<Arc<Who>> {
+    /// If it is gone, may not be looked at, or nobody waits.
+    pub(crate) fn look(
+        &self,
+        thread: u32,
+        root: u32,
+        waits: impl Fn() -> bool,
+    ) -> io::Result<Arc<Who>> {
         if let Some(who) = self.seen(thread) {
             return Ok(who);
         }
@@ -101,7 +108,7 @@ impl Known {
                     pid,
                     started,
                     program: fs::read_link(format!("/proc/{thread}/exe"))?,
-                    hash: self.hash(&directory, version),
+                    hash: self.hash(&directory, version, waits)?,
                     arguments: words_of(&line),
                     ancestors: ancestors(pid, root),
                 });
@@ -138,38 +145,57 @@ impl Known {
         }
     }
 
-    fn hash(&self, directory: &OwnedFd, version: Version) -> Option<[u8; 32]> {
+    fn hash(
+        &self,
+        directory: &OwnedFd,
+        version: Version,
+        waits: impl Fn() -> bool,
+    ) -> io::Result<Option<[u8; 32]>> {
         let mut hashes = lock(&self.hashes);
         if let Some(hash) = hashes.get(&version) {
-            return *hash;
+            return Ok(*hash);
         }
-        let hash = read_hash(directory, version).ok();
+        let hash = match read_hash(directory, version, waits) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Err(error),
+            hash => hash.ok(),
+        };
         if hashes.len() >= MOST_HASHES {
             hashes.clear();
         }
         hashes.insert(version, hash);
-        hash
+        Ok(hash)
     }
 }
 
 /// SHA-256 of the file that a process runs. It cannot be written to while it runs; the version is compared all the same.
-fn read_hash(directory: &OwnedFd, version: Version) -> io::Result<[u8; 32]> {
+/// All programs wait for the thread that reads: too long files are not read, and none for nobody.
+fn read_hash(
+    directory: &OwnedFd,
+    version: Version,
+    waits: impl Fn() -> bool,
+) -> io::Result<[u8; 32]> {
+    if version.length > MOST_FILE_BYTES {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
     let file = openat(
         directory,
         "exe",
         OFlags::RDONLY | OFlags::CLOEXEC,
         Mode::empty(),
     )?;
-    let mut file = File::from(file);
+    let mut file = File::from(file).take(version.length);
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 1 << 16];
     loop {
+        if !waits() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
         match file.read(&mut buffer)? {
             0 => break,
             length => hash.update(&buffer[..length]),
         }
     }
-    if Version::of(&file.metadata()?) != version {
+    if Version::of(&file.get_ref().metadata()?) != version {
         return Err(io::Error::other("the file has changed"));
     }
     Ok(hash.finalize().into())
@@ -272,7 +298,7 @@ mod tests {
     fn a_process_is_known_with_its_file_and_its_parents() {
         let known = Known::default();
         let pid = std::process::id();
-        let who = known.look(pid, 1).unwrap();
+        let who = known.look(pid, 1, || true).unwrap();
         assert_eq!(who.pid, pid);
         assert_eq!(who.program, std::env::current_exe().unwrap());
         let text = fs::read(&who.program).unwrap();
@@ -280,5 +306,20 @@ mod tests {
         assert!(!who.ancestors.is_empty());
         assert_eq!(who.arguments[0], std::env::args().next().unwrap());
         assert!(Arc::ptr_eq(&known.seen(pid).unwrap(), &who));
+    }
+
+    #[test]
+    fn a_long_file_is_not_read_and_none_for_nobody() {
+        let dir = vnplug_testing::TestDir::new("sandbox-who");
+        let file = File::create(dir.path("exe")).unwrap();
+        let directory = OwnedFd::from(File::open(&dir.0).unwrap());
+        let read = |length: u64, waits: bool| {
+            file.set_len(length).unwrap();
+            let version = version_in(&directory).unwrap();
+            read_hash(&directory, version, || waits).map_err(|error| error.kind())
+        };
+        assert!(read(1 << 20, true).is_ok());
+        assert_eq!(read(1 << 20, false), Err(io::ErrorKind::Interrupted));
+        assert_eq!(read(1 << 40, true), Err(io::ErrorKind::FileTooLarge));
     }
 }

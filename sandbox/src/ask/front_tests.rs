@@ -173,15 +173,14 @@ impl Front {
     }
 }
 
+/// This process is a front-end, and no sandbox.
 fn served(gate: &Gate, dir: &TestDir) -> (Socket, PathBuf) {
+    served_for(gate, dir, u32::MAX)
+}
+
+fn served_for(gate: &Gate, dir: &TestDir, sandbox: u32) -> (Socket, PathBuf) {
     let path = dir.path("1.sock");
-    let socket = Socket::start(
-        gate,
-        &path,
-        &["curl".into(), "x".into()],
-        std::process::id(),
-    )
-    .unwrap();
+    let socket = Socket::start(gate, &path, &["curl".into(), "x".into()], sandbox).unwrap();
     (socket, path)
 }
 
@@ -311,9 +310,13 @@ fn hostile_front_ends_are_let_go_and_hold_up_nobody() {
 fn nobody_inside_answers_its_own_question() {
     let dir = TestDir::new("sandbox-inside");
     let gate = asking(LONG);
-    let (_socket, path) = served(&gate, &dir);
+    let (socket, path) = served(&gate, &dir);
     // The control: this process is not inside, and is let in.
     assert!(Front::new(&path).line().is_some());
+    drop(socket);
+    let (_socket, path) = served_for(&gate, &dir, std::process::id());
+    // The sandbox's own process connects for those inside.
+    assert!(Front::new(&path).line().is_none());
     let program = "import socket, sys\ns = socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\nprint(len(s.recv(9)))";
     let inside = |program: &str, nested: bool| {
         let mut command = Command::new("sh");

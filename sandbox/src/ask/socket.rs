@@ -78,6 +78,7 @@ impl Socket {
             path: path.to_owned(),
         };
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        gate.keep_private(path);
         let hello =
             json!({"hello": "vnplug-sandbox", "version": 1, "pid": sandbox, "command": command});
         let gate = gate.clone();
@@ -147,13 +148,15 @@ impl Drop for Place {
     }
 }
 
-/// True if the peer is a process of this user (or of root) that does not descend from `sandbox`.
+/// True if the peer is a process of this user (or of root) that is not `sandbox`, which connects
+/// for those inside, and does not descend from it.
 fn is_front(stream: &UnixStream, sandbox: u32) -> bool {
     let Ok(peer) = socket_peercred(stream) else {
         return false;
     };
     let is_user = peer.uid == geteuid() || peer.uid.is_root();
-    is_user && !descends(peer.pid.as_raw_nonzero().get().unsigned_abs(), sandbox)
+    let pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
+    is_user && pid != sandbox && !descends(pid, sandbox)
 }
 
 /// True if the process `pid` descends from `sandbox`, or is gone: whoever it was may be anybody's child.

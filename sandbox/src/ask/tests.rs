@@ -545,3 +545,28 @@ fn the_sockets_of_front_ends_are_out_of_reach() {
     );
     assert_eq!(now(&gate, &unix("/run/user/0/x")), Some(Verdict::Allow));
 }
+
+#[test]
+fn a_socket_of_front_ends_is_known_by_its_file_wherever_it_lies() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = vnplug_testing::TestDir::new("sandbox-private");
+    let private = dir.path("private");
+    std::fs::create_dir(&private).unwrap();
+    let gate = Gate::with(Setup {
+        private: vec![private.clone()],
+        ..Setup::default()
+    });
+    let listen = |name: &str| std::os::unix::net::UnixListener::bind(private.join(name)).unwrap();
+    let _others = (listen("1.sock"), listen("2.sock"));
+    gate.keep_private(&private.join("2.sock"));
+    let moved = dir.path("moved");
+    std::fs::rename(&private, &moved).unwrap();
+    std::fs::rename(moved.join("2.sock"), dir.path("away")).unwrap();
+    let found = |path: std::path::PathBuf| {
+        let file = std::fs::metadata(path).unwrap();
+        gate.private_file((file.dev(), file.ino()))
+    };
+    assert_eq!(found(moved.join("1.sock")), Some(private.join("1.sock")));
+    assert_eq!(found(dir.path("away")), Some(private.join("2.sock")));
+    assert_eq!(found(dir.0.clone()), None);
+}

@@ -2,8 +2,10 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::address::Kind;
+use crate::sys::identity::may_claim;
 use crate::sys::process;
 
 /// Control messages ready to be sent.
@@ -19,12 +21,17 @@ pub(super) struct Control {
 pub(super) const LONGEST_BYTES: u64 = 128 * 1024;
 
 impl Control {
-    /// Understands the program's control messages. `thread` names the program's thread.
+    /// Understands the program's control messages, of `thread`, which `thread_fd` names.
     ///
     /// # Errors
     /// The number of an error: of the kernel's for what is malformed, `EPERM` for what would have another
-    /// effect than the address that was judged.
-    pub(super) fn of(kind: Kind, thread: BorrowedFd<'_>, bytes: &[u8]) -> Result<Self, i32> {
+    /// effect than the address that was judged, and for who says that it is somebody else.
+    pub(super) fn of(
+        kind: Kind,
+        thread: u32,
+        thread_fd: BorrowedFd<'_>,
+        bytes: &[u8],
+    ) -> Result<Self, i32> {
         let mut control = Self::default();
         let mut rest = bytes;
         while rest.len() >= HEADER_BYTES {
@@ -38,11 +45,11 @@ impl Control {
             let body = &rest[HEADER_BYTES..length];
             match (level, name) {
                 (libc::SOL_SOCKET, libc::SCM_RIGHTS) if kind.domain == libc::AF_UNIX => {
-                    let numbers = control.take(thread, body)?;
+                    let numbers = control.take(thread_fd, body)?;
                     control.put(level, name, &numbers);
                 }
                 (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if kind.domain == libc::AF_UNIX => {
-                    control.put(level, name, &as_ourselves(body)?);
+                    control.put(level, name, &as_ourselves(thread, body)?);
                 }
                 _ if is_harmless(kind, level, name) => control.put(level, name, body),
                 _ => return Err(libc::EPERM),
@@ -59,10 +66,14 @@ impl Control {
             if self.files.len() == MOST {
                 return Err(libc::EINVAL);
             }
+            if HELD.load(Ordering::Relaxed) >= most_held() {
+                return Err(libc::ETOOMANYREFS);
+            }
             let number = i32::from_ne_bytes(number.try_into().expect("four bytes"));
             let file = process::file_of(thread, number).map_err(number_of)?;
             numbers.extend(file.as_raw_fd().to_ne_bytes());
             self.files.push(file);
+            HELD.fetch_add(1, Ordering::Relaxed);
         }
         Ok(numbers)
     }
@@ -78,10 +89,34 @@ impl Control {
     }
 }
 
-/// `struct ucred` with our own process: the kernel lets nobody name another one.
-fn as_ourselves(body: &[u8]) -> Result<Vec<u8>, i32> {
+impl Drop for Control {
+    fn drop(&mut self) {
+        HELD.fetch_sub(self.files.len(), Ordering::Relaxed);
+    }
+}
+
+/// So many descriptors of programs are held by messages that are not sent yet.
+static HELD: AtomicUsize = AtomicUsize::new(0);
+
+/// So many may be: a share of those that this process may have, the rest is for other calls.
+fn most_held() -> usize {
+    const MOST: u64 = 4096;
+    const SHARE: u64 = 4;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    (limit.current.unwrap_or(u64::MAX) / SHARE).min(MOST) as usize
+}
+
+/// `struct ucred` with our own process instead of the thread's: the kernel lets nobody name another one. We may name
+/// any user, the thread only those that it is.
+fn as_ourselves(thread: u32, body: &[u8]) -> Result<Vec<u8>, i32> {
     if body.len() != size_of::<libc::ucred>() {
         return Err(libc::EINVAL);
+    }
+    let word = |at: usize| u32::from_ne_bytes(body[at..at + 4].try_into().expect("four bytes"));
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).map_err(number_of)?;
+    let is_its = process::field(&status, "Tgid:") == Some(word(0));
+    if !is_its || !may_claim(&status, word(4), word(8)) {
+        return Err(libc::EPERM);
     }
     let mut bytes = body.to_vec();
     bytes[..4].copy_from_slice(&std::process::id().to_ne_bytes());
@@ -132,7 +167,8 @@ mod tests {
         let mut written = Control::default();
         written.put(level, name, body);
         let own = process::thread_fd(std::process::id()).unwrap();
-        Control::of(UDP, own.as_fd(), &written.bytes).map(|control| control.bytes)
+        Control::of(UDP, std::process::id(), own.as_fd(), &written.bytes)
+            .map(|control| control.bytes.clone())
     }
 
     #[test]
@@ -148,8 +184,54 @@ mod tests {
         for length in [0_usize, 15, 25, usize::MAX] {
             let mut bytes = length.to_ne_bytes().to_vec();
             bytes.extend([0; 16]);
-            let result = Control::of(UDP, own.as_fd(), &bytes);
+            let result = Control::of(UDP, std::process::id(), own.as_fd(), &bytes);
             assert_eq!(result.map(|_| ()), Err(libc::EINVAL), "{length}");
         }
+    }
+
+    const UNIX: Kind = Kind {
+        domain: libc::AF_UNIX,
+        kind: libc::SOCK_DGRAM,
+        protocol: 0,
+    };
+
+    #[test]
+    fn nobody_says_that_it_is_somebody_else() {
+        let own = std::process::id();
+        let status = "Uid:\t1000\t1001\t1002\t1001\nGid:\t7\t7\t8\t7\n";
+        for (user, group, may) in [
+            (1000, 7, true),
+            (1002, 8, true),
+            (0, 7, false),
+            (1000, 0, false),
+        ] {
+            assert_eq!(may_claim(status, user, group), may, "{user} {group}");
+        }
+        let root = "Uid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\n";
+        assert!(may_claim(root, 7, 7));
+        let user = rustix::process::getuid().as_raw();
+        let group = rustix::process::getgid().as_raw();
+        let claim = |pid: u32| [pid, user, group].map(u32::to_ne_bytes).concat();
+        assert!(as_ourselves(own, &claim(own)).is_ok());
+        assert_eq!(as_ourselves(own, &claim(1)), Err(libc::EPERM));
+    }
+
+    #[test]
+    fn descriptors_of_messages_that_wait_do_not_take_all() {
+        let own = process::thread_fd(std::process::id()).unwrap();
+        let mut written = Control::default();
+        written.put(libc::SOL_SOCKET, libc::SCM_RIGHTS, &[0; 4 * 253]);
+        let of = || Control::of(UNIX, std::process::id(), own.as_fd(), &written.bytes);
+        let mut waiting = Vec::new();
+        let refused = loop {
+            assert!(waiting.len() <= 17);
+            match of() {
+                Ok(control) => waiting.push(control),
+                Err(number) => break number,
+            }
+        };
+        assert_eq!(refused, libc::ETOOMANYREFS);
+        drop(waiting);
+        assert!(of().is_ok());
     }
 }

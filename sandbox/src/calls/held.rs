@@ -62,8 +62,9 @@ pub(super) fn run(server: &Arc<Server>) {
                 }
             }
         }
-        while let Some(job) = server.next_job() {
+        for job in server.jobs() {
             match job {
+                Job::Again(pending) => server.carry_on(*pending),
                 Job::Judged(id, verdict) => server.decided(id, verdict),
                 Job::Hold(pending, wait) => {
                     watch(&watched, &pending, wait);

@@ -11,12 +11,15 @@ use super::files::Looked;
 use super::task::{Accept, Connect, Send, SendMany, Task, is_nonblocking, until};
 use super::unix::{Own, Place};
 use crate::act::{Act, Doing, Target, Transport, Who};
-use crate::sys::{identity, memory, process, socket};
+use crate::sys::identity::{self, Identity};
+use crate::sys::{memory, process, socket};
 
 /// A call that was read: what to do, and what to ask before.
 #[derive(Debug)]
 pub(super) struct Prepared {
     pub(super) thread_fd: OwnedFd,
+    /// As whom it is done, if not as we are.
+    pub(super) identity: Option<Identity>,
     pub(super) task: Task,
     /// `None`: nothing is to be judged.
     pub(super) proposal: Option<Proposal>,
@@ -44,6 +47,15 @@ impl Proposal {
 
 type Number = i32;
 
+/// What is known of files of Unix sockets.
+#[derive(Clone, Copy)]
+pub(super) struct Sockets<'a> {
+    /// Those that programs of the sandbox have bound.
+    pub(super) own: &'a Own,
+    /// By device and number: those that nobody inside may reach, and how the gate calls them.
+    pub(super) private: &'a dyn Fn((u64, u64)) -> Option<PathBuf>,
+}
+
 /// Reads what a call is about. `listens` says whether a socket's address was judged when it was bound.
 ///
 /// # Errors
@@ -51,15 +63,16 @@ type Number = i32;
 pub(super) fn prepare(
     call: Call,
     thread: u32,
-    own: &Own,
+    sockets: Sockets<'_>,
     was_judged: impl Fn(u64) -> bool,
     writable: Option<&[PathBuf]>,
 ) -> Result<Prepared, Number> {
     let thread_fd = process::thread_fd(thread).map_err(number_of)?;
+    let identity = Identity::of(thread).map_err(number_of)?;
     let reader = Reader {
         thread,
         thread_fd: thread_fd.as_fd(),
-        own,
+        sockets: Some(sockets),
     };
     let (task, proposal) = match call {
         Call::Socket {
@@ -170,6 +183,7 @@ pub(super) fn prepare(
     };
     Ok(Prepared {
         thread_fd,
+        identity,
         task,
         proposal,
     })
@@ -217,12 +231,12 @@ pub(super) fn further(
     index: u32,
     thread: u32,
     thread_fd: BorrowedFd<'_>,
-    own: &Own,
 ) -> Result<Send, Option<Number>> {
     let reader = Reader {
         thread,
         thread_fd,
-        own,
+        // It goes where the first one goes.
+        sockets: None,
     };
     let at = many.messages.wrapping_add(u64::from(index) * ENTRY_BYTES);
     let message = reader.message(at).map_err(Some)?;
@@ -234,7 +248,7 @@ pub(super) fn further(
         .socket
         .try_clone()
         .map_err(|error| Some(number_of(error)))?;
-    let control = Control::of(many.kind, thread_fd, &message.control).map_err(Some)?;
+    let control = Control::of(many.kind, thread, thread_fd, &message.control).map_err(Some)?;
     let mut send = reader.plain(socket, many.kind, message.data, control, many.flags);
     send.to = many.first.to;
     send.blocks = false;
@@ -254,7 +268,7 @@ pub(super) fn sent_at(messages: u64, index: u32) -> u64 {
 struct Reader<'a> {
     thread: u32,
     thread_fd: BorrowedFd<'a>,
-    own: &'a Own,
+    sockets: Option<Sockets<'a>>,
 }
 
 /// What a `struct msghdr` names, copied; data is only listed.
@@ -334,10 +348,12 @@ impl Reader<'_> {
                         return Err(libc::EACCES);
                     }
                     let proposal = kind.act(Doing::Bind, Target::Internet(judged));
-                    (
-                        Task::Bind { socket, to: given },
-                        is_judged.then_some(proposal),
-                    )
+                    let task = Task::Bind {
+                        socket,
+                        to: given,
+                        is_judged,
+                    };
+                    (task, is_judged.then_some(proposal))
                 }
                 Name::Path(path) => {
                     let proposal = match writable {
@@ -354,17 +370,17 @@ impl Reader<'_> {
                     let mut bytes = vec![0];
                     bytes.extend(name);
                     let to = unix_address(&bytes).ok_or(libc::EINVAL)?;
-                    (Task::Bind { socket, to }, None)
+                    (unjudged(socket, to), None)
                 }
                 Name::Any => {
                     let to = unix_address(&[]).ok_or(libc::EINVAL)?;
-                    (Task::Bind { socket, to }, None)
+                    (unjudged(socket, to), None)
                 }
                 Name::Vsock { cid, port, given } => {
                     let proposal = kind.act(Doing::Bind, Target::Vsock { cid, port });
-                    (Task::Bind { socket, to: given }, Some(proposal))
+                    (unjudged(socket, given), Some(proposal))
                 }
-                Name::Other(given) => (Task::Bind { socket, to: given }, None),
+                Name::Other(given) => (unjudged(socket, given), kind.made()),
                 Name::Nobody => return Err(libc::EAFNOSUPPORT),
             },
         )
@@ -388,11 +404,12 @@ impl Reader<'_> {
             }
             Name::Path(path) => {
                 let place = Place::of(self.thread, &path).map_err(number_of)?;
-                let target = Target::Path(place.path.clone());
-                let proposal = if self.own.has(&place) {
-                    None
-                } else {
-                    connect(target)
+                let number = place.number().map_err(number_of)?;
+                let sockets = self.sockets.ok_or(libc::EINVAL)?;
+                let proposal = match (sockets.private)(number) {
+                    Some(path) => connect(Target::Path(path)),
+                    None if sockets.own.has(number) => None,
+                    None => connect(Target::Path(place.path.clone())),
                 };
                 (Some(place.address()), Some(place), proposal)
             }
@@ -405,7 +422,7 @@ impl Reader<'_> {
             Name::Vsock { cid, port, given } => {
                 (Some(given), None, connect(Target::Vsock { cid, port }))
             }
-            Name::Other(given) => (Some(given), None, None),
+            Name::Other(given) => (Some(given), None, kind.made()),
             Name::Any => return Err(libc::EINVAL),
         })
     }
@@ -462,7 +479,7 @@ impl Reader<'_> {
         message: &Message,
         flags: i32,
     ) -> Result<(Send, Option<Proposal>), Number> {
-        let control = Control::of(kind, self.thread_fd, &message.control)?;
+        let control = Control::of(kind, self.thread, self.thread_fd, &message.control)?;
         self.send(
             socket,
             kind,
@@ -539,7 +556,22 @@ impl Reader<'_> {
     }
 }
 
+fn unjudged(socket: OwnedFd, to: socket::Address) -> Task {
+    Task::Bind {
+        socket,
+        to,
+        is_judged: false,
+    }
+}
+
 impl Kind {
+    /// Whoever uses a socket of a family whose addresses nobody understands must be allowed to make one: it can have
+    /// come from another process. `NETLINK_ROUTE` is made without a question.
+    fn made(self) -> Option<Proposal> {
+        let is_route = self.domain == libc::AF_NETLINK && self.protocol == 0;
+        (!is_route).then(|| self.act(Doing::Create, Target::Nobody))
+    }
+
     pub(super) fn act(self, doing: Doing, target: Target) -> Proposal {
         Proposal {
             doing,
@@ -553,4 +585,38 @@ impl Kind {
 pub(super) fn incoming(kind: Kind, peer: &socket::Address) -> Option<Proposal> {
     let peer = kind.is_internet().then(|| decode(peer)).flatten()?;
     Some(kind.act(Doing::Accept, Target::Internet(peer)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_of_a_family_that_nobody_understands_is_judged_wherever_it_comes_from() {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, netlink};
+        let address = [libc::AF_NETLINK as u16, 0, 0, 0, 0, 0];
+        let address = Span {
+            at: address.as_ptr() as u64,
+            length: 12,
+        };
+        for (protocol, is_judged) in [(None, false), (Some(netlink::GENERIC), true)] {
+            let flags = SocketFlags::CLOEXEC;
+            let socket =
+                rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol);
+            let socket = socket.unwrap();
+            let call = Call::Bind {
+                socket: socket.as_raw_fd(),
+                address,
+            };
+            let sockets = Sockets {
+                own: &Own::default(),
+                private: &|_| None,
+            };
+            let prepared = prepare(call, std::process::id(), sockets, |_| false, None).unwrap();
+            let doing = prepared.proposal.map(|proposal| proposal.doing);
+            assert_eq!(doing, is_judged.then_some(Doing::Create));
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex};
@@ -12,12 +12,13 @@ use std::thread;
 use super::address::Kind;
 use super::call::Call;
 use super::files::Made;
-use super::prepare::{self, Prepared, Proposal};
+use super::prepare::{self, Prepared, Proposal, Sockets};
 use super::task::{self, Pending, SendMany, Task, Turn, Wait};
 use super::unix::Own;
 use crate::act::Act;
 use crate::gate::Verdict;
 use crate::judging::Judging;
+use crate::sys::identity::Identity;
 use crate::sys::memory::Memory;
 use crate::sys::seccomp::{Answer, Listener, Notice};
 use crate::sys::table::{SLOTS, Table};
@@ -70,6 +71,8 @@ pub(super) struct Asked {
 pub(super) enum Job {
     /// This call goes on when that has happened.
     Hold(Box<Pending>, Wait),
+    /// This call goes on.
+    Again(Box<Pending>),
     /// The call with this id was judged.
     Judged(u64, Verdict),
 }
@@ -175,13 +178,19 @@ impl Server {
         let prepared = match Call::of(&notice) {
             Some(call) => {
                 let was_judged = |cookie| lock(&self.bound).contains(&cookie);
+                let private = |number| self.judging.gate.private_file(number);
+                let sockets = Sockets {
+                    own: &self.own,
+                    private: &private,
+                };
                 let writable = self.writable.as_deref();
-                prepare::prepare(call, notice.thread, &self.own, was_judged, writable)
+                prepare::prepare(call, notice.thread, sockets, was_judged, writable)
             }
             None => Err(libc::ENOSYS),
         };
         let Prepared {
             thread_fd,
+            identity,
             task,
             proposal,
         } = match prepared {
@@ -199,6 +208,7 @@ impl Server {
             slot,
             thread: notice.thread,
             thread_fd,
+            identity,
             task,
             detoured: None,
         };
@@ -224,7 +234,9 @@ impl Server {
     }
 
     fn look_up(self: &Arc<Self>, pending: Pending, proposal: Proposal) {
-        let looked = self.known.look(pending.thread, self.root);
+        let looked = self.known.look(pending.thread, self.root, || {
+            self.listener.waits(pending.id)
+        });
         if !self.listener.waits(pending.id) {
             self.known.forget(pending.thread);
             return self.release(pending.slot);
@@ -279,16 +291,6 @@ impl Server {
             permit(&act);
         }
         match (verdict, &mut pending.task) {
-            (Verdict::Allow, Task::Bind { socket, .. }) => {
-                if let Ok(cookie) = crate::sys::socket::cookie(socket.as_fd()) {
-                    let mut bound = lock(&self.bound);
-                    if bound.len() >= MOST_BOUND {
-                        bound.clear();
-                    }
-                    bound.insert(cookie);
-                }
-                self.carry_on(pending);
-            }
             (Verdict::Allow, Task::Change(looked)) => {
                 match prepare::writing(looked, self.writable.as_deref()) {
                     // A change of two names has two questions.
@@ -317,22 +319,40 @@ impl Server {
             rustix::net::sockopt::set_socket_linger(&connection, Some(std::time::Duration::ZERO));
         drop(connection);
         pending.task = Task::Accept(call);
-        self.carry_on(pending);
+        // Not from here: the next one may be refused too, and so on.
+        self.hand_over(Job::Again(Box::new(pending)));
     }
 
     /// Does a task as far as it goes without waiting.
     pub(super) fn carry_on(self: &Arc<Self>, mut pending: Pending) {
         self.tell_of_detour(&mut pending);
+        let identity = pending.identity.as_ref();
         let turn = match &mut pending.task {
             Task::Create => Turn::Answer(Answer::Continue), // CONTINUE: socket(2) is judged by its registers
-            Task::Connect(connect) => connect.turn(),
-            Task::Bind { socket, to } => Turn::of(crate::sys::socket::bind(socket.as_fd(), to)),
+            Task::Connect(connect) => connect.turn(identity),
+            Task::Bind {
+                socket,
+                to,
+                is_judged,
+            } => {
+                let result = crate::sys::socket::bind(socket.as_fd(), to);
+                // If it fails, the socket may get an address that nobody has judged.
+                if *is_judged && result.is_ok() {
+                    self.was_bound(socket.as_fd());
+                }
+                Turn::of(result)
+            }
             Task::BindPath { socket, path } => {
                 let bound = task::bind_path(pending.thread, socket.as_fd(), path);
-                Turn::of(bound.map(|place| self.own.add(place)))
+                Turn::of(bound.map(|place| {
+                    if let Some(place) = place {
+                        self.own.add(place);
+                    }
+                }))
             }
             Task::Listen { socket, backlog } => {
-                Turn::of(rustix::net::listen(&*socket, *backlog).map_err(Into::into))
+                let listen = || rustix::net::listen(&*socket, *backlog);
+                Turn::of(Identity::act(identity, listen).map_err(Into::into))
             }
             Task::Accept(call) => match call.turn() {
                 Ok((connection, peer)) => return self.accepted(pending, connection, peer),
@@ -350,13 +370,23 @@ impl Server {
                 Ok(Made::Done) => Turn::of(Ok(())),
                 Err(error) => Turn::of(Err(error)),
             },
-            Task::Send(send) => send.turn(pending.thread, pending.thread_fd.as_fd()),
+            Task::Send(send) => send.turn(pending.thread, pending.thread_fd.as_fd(), identity),
             Task::SendMany(_) => self.send_many(&mut pending),
         };
         self.tell_of_detour(&mut pending);
         match turn {
             Turn::Answer(answer) => self.answer(pending.id, pending.slot, answer),
             Turn::Wait(wait) => self.hand_over(Job::Hold(Box::new(pending), wait)),
+        }
+    }
+
+    fn was_bound(&self, socket: BorrowedFd<'_>) {
+        if let Ok(cookie) = crate::sys::socket::cookie(socket) {
+            let mut bound = lock(&self.bound);
+            if bound.len() >= MOST_BOUND {
+                bound.clear();
+            }
+            bound.insert(cookie);
         }
     }
 
@@ -437,10 +467,11 @@ impl Server {
     /// Sends several messages: the first as any other, the next ones as long as nothing is in their way.
     fn send_many(&self, pending: &mut Pending) -> Turn {
         let (thread, thread_fd) = (pending.thread, pending.thread_fd.as_fd());
+        let identity = pending.identity.as_ref();
         let Task::SendMany(many) = &mut pending.task else {
             return Turn::error(libc::EINVAL);
         };
-        let sent = match many.first.turn(thread, thread_fd) {
+        let sent = match many.first.turn(thread, thread_fd, identity) {
             Turn::Answer(Answer::Done(sent)) => sent,
             other => return other,
         };
@@ -460,9 +491,9 @@ impl Server {
         }
         let mut done = 1;
         while done < many.count.min(MOST_AT_ONCE) {
-            let next = prepare::further(many, done, thread, thread_fd, &self.own);
+            let next = prepare::further(many, done, thread, thread_fd);
             let Ok(mut send) = next else { break };
-            match send.turn(thread, thread_fd) {
+            match send.turn(thread, thread_fd, identity) {
                 Turn::Answer(Answer::Done(sent)) if tell(many, done, sent) => done += 1,
                 _ => break,
             }
@@ -497,9 +528,9 @@ impl Server {
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
     }
 
-    /// The next job for the thread that holds what waits.
-    pub(super) fn next_job(&self) -> Option<Job> {
-        lock(&self.queue).pop_front()
+    /// The jobs so far for the thread that holds what waits. For those that come meanwhile the bell rings again.
+    pub(super) fn jobs(&self) -> VecDeque<Job> {
+        std::mem::take(&mut *lock(&self.queue))
     }
 }
 

@@ -14,9 +14,10 @@ use super::control::{Control, number_of};
 use super::files::Looked;
 use super::unix::{Home, Place};
 use crate::act::{Transport, Who};
+use crate::sys::identity::Identity;
 use crate::sys::seccomp::Answer;
 use crate::sys::socket::{self, Address};
-use crate::sys::{lock, memory, process};
+use crate::sys::{diag, lock, memory, process};
 
 /// A call whose arguments were copied and judged.
 #[derive(Debug)]
@@ -29,6 +30,8 @@ pub(super) struct Pending {
     pub(super) thread: u32,
     /// Names the thread for good.
     pub(super) thread_fd: OwnedFd,
+    /// As whom it is done, if not as we are.
+    pub(super) identity: Option<Identity>,
     /// What is to be done.
     pub(super) task: Task,
     /// It goes somewhere else than the program wrote; whose it is and by which protocol, until that is told.
@@ -45,6 +48,8 @@ pub(super) enum Task {
     Bind {
         socket: OwnedFd,
         to: Address,
+        /// The address is judged before, so that it need not be when the socket listens.
+        is_judged: bool,
     },
     /// bind to a path.
     BindPath {
@@ -73,6 +78,10 @@ pub(super) struct Connect {
     pub(super) socket: OwnedFd,
     pub(super) to: Address,
     /// Holds the file that `to` names.
+    #[expect(
+        dead_code,
+        reason = "it keeps a number of ours from naming another file"
+    )]
     pub(super) place: Option<Place>,
     /// The program waits until it is connected.
     pub(super) blocks: bool,
@@ -236,11 +245,10 @@ impl Task {
 
 impl Connect {
     /// One try. Every further try asks the kernel how far the first has come, as a restarted connect does.
-    pub(super) fn turn(&self) -> Turn {
+    pub(super) fn turn(&self, identity: Option<&Identity>) -> Turn {
         let connect = || socket::connect(self.socket.as_fd(), &self.to);
-        let result = without_waiting(self.socket.as_fd(), self.blocks, || match &self.place {
-            Some(place) => place.act(connect),
-            None => connect(),
+        let result = without_waiting(self.socket.as_fd(), self.blocks, || {
+            Identity::act(identity, connect)
         });
         match result.map_err(number_of) {
             Ok(()) => Turn::Answer(Answer::Done(0)),
@@ -308,9 +316,14 @@ impl Accept {
 
 impl Send {
     /// One try: what fits, at most [`CHUNK_BYTES`] of a stream.
-    pub(super) fn turn(&mut self, thread: u32, thread_fd: BorrowedFd<'_>) -> Turn {
+    pub(super) fn turn(
+        &mut self,
+        thread: u32,
+        thread_fd: BorrowedFd<'_>,
+        identity: Option<&Identity>,
+    ) -> Turn {
         if let Some(connect) = &self.connect {
-            match connect.turn() {
+            match connect.turn(identity) {
                 Turn::Answer(Answer::Done(_)) => self.connect = None,
                 // MSG_FASTOPEN on a socket that has a connection sends.
                 Turn::Answer(Answer::Error(libc::EISCONN)) => self.connect = None,
@@ -344,11 +357,7 @@ impl Send {
                 flags,
             )
         };
-        let result = match &self.place {
-            Some(place) => place.act(send),
-            None => send(),
-        };
-        match result.map_err(number_of) {
+        match Identity::act(identity, send).map_err(number_of) {
             Ok(length) => {
                 self.sent += length as u64;
                 if !self.is_stream || self.sent >= total {
@@ -433,15 +442,26 @@ impl Turn {
     }
 }
 
-/// bind to a path, as seen from where the program is. Returns the file that was made.
-pub(super) fn bind_path(thread: u32, socket: BorrowedFd<'_>, path: &[u8]) -> io::Result<Place> {
+/// bind to a path, as seen from where the program is. Returns the file that was made, if it is sure to be that one.
+pub(super) fn bind_path(
+    thread: u32,
+    socket: BorrowedFd<'_>,
+    path: &[u8],
+) -> io::Result<Option<Place>> {
+    let before = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     let home = Home::of(thread)?;
     home.inside(path, |name| {
         let address = super::address::unix_address(name);
         let address = address.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         socket::bind(socket, &address)
     })?;
-    Place::of(thread, path)
+    // What lies at the path by now can be another file: the socket is asked which one is its own.
+    let place = Place::of(thread, path).ok();
+    Ok(place.filter(|place| {
+        let file = diag::file_of(socket).ok();
+        let number = place.number().ok();
+        number.is_some() && file == number && place.is_made_since(before)
+    }))
 }
 
 /// Until when a call may wait by a socket's option; `None`: for ever.

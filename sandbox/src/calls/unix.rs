@@ -10,7 +10,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, fstat, openat, openat2, statx,
+};
+use rustix::time::Timespec;
 
 use super::address::unix_address;
 use crate::sys::identity::Identity;
@@ -21,7 +24,6 @@ use crate::sys::{lock, process};
 #[derive(Debug)]
 pub(super) struct Place {
     file: OwnedFd,
-    identity: Option<Identity>,
     /// Where it is.
     pub(super) path: PathBuf,
 }
@@ -52,11 +54,7 @@ impl Place {
         let home = Home::of(thread)?;
         let file = home.open(path, OFlags::PATH)?;
         let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-        Ok(Self {
-            file,
-            identity: home.identity,
-            path,
-        })
+        Ok(Self { file, path })
     }
 
     /// An address by which the kernel finds this file, whatever lies at its path by now.
@@ -65,12 +63,21 @@ impl Place {
         unix_address(path.as_bytes()).expect("the path is short")
     }
 
-    /// Does something as the user who named the file.
-    pub(super) fn act<T>(&self, act: impl FnOnce() -> T) -> T {
-        Identity::act(self.identity.as_ref(), act)
+    /// Whether the file was made then or later. The kernel tells only half of the number of a socket's file: among
+    /// files of one moment that is enough.
+    pub(super) fn is_made_since(&self, time: Timespec) -> bool {
+        let stat = statx(&self.file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME);
+        stat.is_ok_and(|stat| {
+            let made = (stat.stx_btime.tv_sec, i64::from(stat.stx_btime.tv_nsec));
+            stat.stx_mask & StatxFlags::BTIME.bits() != 0 && made >= (time.tv_sec, time.tv_nsec)
+        })
     }
 
-    fn number(&self) -> io::Result<(u64, u64)> {
+    /// The device and the number of the file.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn number(&self) -> io::Result<(u64, u64)> {
         let stat = fstat(&self.file)?;
         Ok((stat.st_dev, stat.st_ino))
     }
@@ -92,9 +99,8 @@ impl Own {
     }
 
     /// Whether a program of the sandbox bound it.
-    pub(super) fn has(&self, place: &Place) -> bool {
-        let own = lock(&self.0);
-        place.number().is_ok_and(|number| own.contains_key(&number))
+    pub(super) fn has(&self, number: (u64, u64)) -> bool {
+        lock(&self.0).contains_key(&number)
     }
 }
 

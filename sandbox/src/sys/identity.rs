@@ -2,7 +2,7 @@
 //! for it is done as it.
 #![expect(
     unsafe_code,
-    reason = "setfsuid(2) and its like for one thread, which rustix does not have"
+    reason = "setresuid(2), setfsuid(2) and their like for one thread, which rustix does not have"
 )]
 
 use std::fs;
@@ -11,10 +11,13 @@ use std::io;
 /// A user to act as.
 #[derive(Debug)]
 pub(crate) struct Identity {
-    user: u32,
-    group: u32,
+    users: Ids,
+    groups_of: Ids,
     groups: Vec<u32>,
 }
+
+/// Real, effective, and the one for files.
+type Ids = [u32; 3];
 
 impl Identity {
     /// The user of a thread; `None` if there is nothing that the supervisor may and the thread may not.
@@ -26,27 +29,32 @@ impl Identity {
             return Ok(None);
         }
         let status = fs::read_to_string(format!("/proc/{thread}/status"))?;
-        let user = list(&status, "Uid:").get(3).copied().unwrap_or(NOBODY);
-        if user == 0 {
+        let users = ids(&status, "Uid:");
+        if users == [0; 3] {
             return Ok(None);
         }
         Ok(Some(Self {
-            user,
-            group: list(&status, "Gid:").get(3).copied().unwrap_or(NOBODY),
+            users,
+            groups_of: ids(&status, "Gid:"),
             groups: list(&status, "Groups:"),
         }))
     }
 
-    /// Acts as this user, as far as files and the ways to them are concerned.
+    /// Acts as this user: to files and the ways to them, and to whoever asks the kernel who is at the other end of a
+    /// Unix socket.
     pub(crate) fn act<T>(identity: Option<&Self>, act: impl FnOnce() -> T) -> T {
         let Some(identity) = identity else {
             return act();
         };
         let before = rustix::process::getgroups().unwrap_or_default();
         let before: Vec<u32> = before.iter().map(|group| group.as_raw()).collect();
-        become_user(&identity.groups, identity.group, identity.user);
+        let users = [rustix::process::getuid(), rustix::process::geteuid()].map(|id| id.as_raw());
+        let groups = [rustix::process::getgid(), rustix::process::getegid()].map(|id| id.as_raw());
+        become_user(&identity.groups, identity.groups_of, identity.users);
         let result = act();
-        become_user(&before, rustix::process::getegid().as_raw(), 0);
+        // The saved user is root's all the while. Its rights come back with it, and are needed for the groups.
+        become_user(&[], [KEEP; 3], [users[0], users[1], users[1]]);
+        become_user(&before, [groups[0], groups[1], groups[1]], [KEEP; 3]);
         result
     }
 }
@@ -77,15 +85,36 @@ fn list(status: &str, name: &str) -> Vec<u32> {
     words.filter_map(|word| word.parse().ok()).collect()
 }
 
-fn become_user(groups: &[u32], group: u32, user: u32) {
+fn ids(status: &str, name: &str) -> Ids {
+    let all = list(status, name);
+    [0, 1, 3].map(|at| all.get(at).copied().unwrap_or(NOBODY))
+}
+
+/// Whether a thread with this `status` may say that it is this user and group: one of those that it is.
+pub(crate) fn may_claim(status: &str, user: u32, group: u32) -> bool {
+    let is_root = ids(status, "Uid:")[1] == 0;
+    let has = |name: &str, id: u32| list(status, name).iter().take(3).any(|own| *own == id);
+    is_root || has("Uid:", user) && has("Gid:", group)
+}
+
+fn become_user(groups: &[u32], group: Ids, user: Ids) {
     // SAFETY: the calls are about this thread alone (not glibc's, which change all threads), take numbers, and
     // read `groups`. They fail only without root's rights, and then there is nothing to give up.
     unsafe {
-        libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr());
-        libc::syscall(libc::SYS_setfsgid, group);
-        libc::syscall(libc::SYS_setfsuid, user);
+        if group != [KEEP; 3] {
+            libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr());
+            libc::syscall(libc::SYS_setresgid, group[0], group[1], KEEP);
+            libc::syscall(libc::SYS_setfsgid, group[2]);
+        }
+        if user != [KEEP; 3] {
+            libc::syscall(libc::SYS_setresuid, user[0], user[1], KEEP);
+            libc::syscall(libc::SYS_setfsuid, user[2]);
+        }
     }
 }
+
+/// Leaves an id as it is.
+const KEEP: u32 = u32::MAX;
 
 /// Who has nothing.
 const NOBODY: u32 = 65_534;

@@ -1,5 +1,6 @@
 //! What the sandbox asks of Linux that no crate here has: one family of system calls a file.
 
+pub(crate) mod diag;
 pub(crate) mod identity;
 pub(crate) mod landlock;
 pub(crate) mod memory;

@@ -64,6 +64,8 @@ pub(crate) fn outcome<T>(result: std::io::Result<T>) -> String {
     };
     let names = [
         (libc::EPERM, "EPERM"),
+        (libc::EAGAIN, "EAGAIN"),
+        (libc::EADDRINUSE, "EADDRINUSE"),
         (libc::EACCES, "EACCES"),
         (libc::ENOSYS, "ENOSYS"),
         (libc::EBUSY, "EBUSY"),

@@ -195,6 +195,42 @@ pub(crate) fn attempt(name: &str) -> String {
                 _ => std::os::unix::fs::symlink(from, to),
             })
         }
+        // bind to a port that was judged and is taken, then to any, and listen there.
+        "failed_bind" => {
+            let port = number(value) as u16;
+            let arena = Arena::new(port, port);
+            let socket = call(libc::SYS_socket, [2, 1, 0, 0, 0, 0]) as u64;
+            let bind = || call(libc::SYS_bind, [socket, arena.at(ADDRESS), 16, 0, 0, 0]);
+            let taken = bind();
+            arena.port().store(0, std::sync::atomic::Ordering::Relaxed);
+            let any = bind();
+            let listens = said(libc::SYS_listen, [socket, 1, 0, 0, 0, 0]);
+            format!("{} {} {listens}", said_number(taken), said_number(any))
+        }
+        // Many connections of its own that it may not accept, all of them there before.
+        "refused_many" => {
+            let port = number(value) as u16;
+            let arena = Arena::new(port, port);
+            let flags = (libc::SOCK_STREAM | libc::SOCK_NONBLOCK) as u64;
+            let socket = call(libc::SYS_socket, [2, flags, 0, 0, 0, 0]) as u64;
+            call(libc::SYS_bind, [socket, arena.at(ADDRESS), 16, 0, 0, 0]);
+            call(libc::SYS_listen, [socket, 4096, 0, 0, 0, 0]);
+            for _ in 0..4000 {
+                drop(std::net::TcpStream::connect(("127.0.0.1", port)).unwrap());
+            }
+            said(libc::SYS_accept, [socket, 0, 0, 0, 0, 0])
+        }
+        // Binds a socket of its own again and again while another thread puts the file of another one in its place.
+        "own_path" => own_path(value),
+        // No root any more: whom does the other end see?
+        "no_root" => {
+            let ids = [65_534_u64; 3];
+            let [a, b, c] = ids;
+            call(libc::SYS_setgroups, [0; 6]);
+            call(libc::SYS_setresgid, [a, b, c, 0, 0, 0]);
+            call(libc::SYS_setresuid, [a, b, c, 0, 0, 0]);
+            outcome(UnixStream::connect(value))
+        }
         "descriptors" => {
             let names = std::fs::read_dir("/proc/self/fd").unwrap();
             let mut numbers: Vec<u32> = names
@@ -214,6 +250,37 @@ pub(crate) fn attempt(name: &str) -> String {
         }
         _ => format!("unknown: {name}"),
     }
+}
+
+/// Whether a file of somebody else's socket came to be taken for the own one: `value` is that file.
+fn own_path(value: &str) -> String {
+    use std::os::unix::net::UnixListener;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let own = format!("{value}.own");
+    let goes_on = std::sync::Arc::new(AtomicBool::new(true));
+    let (other, at, going) = (value.to_owned(), own.clone(), goes_on.clone());
+    // A hard link of the other one's file replaces ours as soon as ours is there.
+    let replacer = std::thread::spawn(move || {
+        let next = format!("{other}.next");
+        while going.load(Ordering::Relaxed) {
+            let _ = std::fs::hard_link(&other, &next);
+            if std::fs::exists(&at).unwrap_or(false) {
+                let _ = std::fs::rename(&next, &at);
+            }
+        }
+    });
+    let mut passed = 0;
+    for _ in 0..2000 {
+        let _ = std::fs::remove_file(&own);
+        drop(UnixListener::bind(&own));
+        passed += u32::from(UnixStream::connect(value).is_ok());
+    }
+    goes_on.store(false, Ordering::Relaxed);
+    replacer.join().unwrap();
+    // The control: its own socket is its own as long as nobody meddles.
+    let _ = std::fs::remove_file(&own);
+    let _own = UnixListener::bind(&own);
+    format!("passed={passed} own {}", outcome(UnixStream::connect(&own)))
 }
 
 fn said(number: libc::c_long, arguments: [u64; 6]) -> String {

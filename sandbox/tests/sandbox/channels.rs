@@ -142,6 +142,59 @@ fn unix_sockets_outside_are_judged_by_path_and_by_name() {
 }
 
 #[test]
+fn a_file_that_is_put_in_the_place_of_the_own_socket_is_not_taken_for_it() {
+    use std::os::unix::fs::{MetadataExt, chown};
+    let dir = open_dir("sandbox-own");
+    let path = dir.path("socket");
+    let _listener = UnixListener::bind(&path).unwrap();
+    // So that the program may link it.
+    if rustix::process::geteuid().is_root() {
+        chown(&path, Some(65_534), Some(65_534)).unwrap();
+    }
+    let attempt = format!("own_path={}", path.display());
+    let text = said(&mut sandboxed(&[], &["channel", &attempt]));
+    assert_eq!(text, "own_path passed=0 own done");
+    assert!(std::fs::metadata(&path).unwrap().nlink() >= 1);
+}
+
+#[test]
+fn a_port_is_judged_when_the_judged_one_could_not_be_had() {
+    let port = Port::new();
+    let attempt = format!("failed_bind={}", port.number);
+    let inside = said(&mut sandboxed(&[&port.name()], &["channel", &attempt]));
+    assert_eq!(inside, "failed_bind EADDRINUSE done EACCES");
+    let outside = said(&mut as_nobody(&["channel", &attempt]));
+    assert_eq!(outside, "failed_bind EADDRINUSE done done");
+}
+
+#[test]
+fn any_number_of_refused_connections_is_turned_away() {
+    let port = crate::support::free_port();
+    let name = format!("127.0.0.1:{port}");
+    let attempt = format!("refused_many={port}");
+    let inside = said(&mut sandboxed(&[&name], &["channel", &attempt]));
+    assert_eq!(inside, "refused_many EAGAIN");
+}
+
+#[test]
+fn who_gave_root_up_is_seen_as_who_it_is() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let dir = open_dir("sandbox-no-root");
+    let path = dir.path("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let attempt = format!("no_root={}", path.display());
+    let words = sandboxed(&["all"], &["channel", &attempt]);
+    let mut command = std::process::Command::new(words.get_program());
+    assert_eq!(said(command.args(words.get_args())), "no_root done");
+    let (stream, _) = listener.accept().unwrap();
+    let seen = rustix::net::sockopt::socket_peercred(&stream).unwrap();
+    assert_eq!((seen.uid.as_raw(), seen.gid.as_raw()), (65_534, 65_534));
+}
+
+#[test]
 fn a_socket_that_comes_from_outside_is_not_let_in() {
     // As standard input it is refused; with another number it is closed.
     let port = Port::new();
