@@ -251,8 +251,14 @@ fn remedy(entry: &Entry, profile: Option<&str>) -> String {
         Reason::Project(_) | Reason::ProjectDefault => {
             "only the project's file can allow it".to_owned()
         }
+        _ if !is_named(entry) => "its program is not known, and no rule can name it".to_owned(),
         _ => format!("to allow it: {}", show::command(&allowing(entry), profile)),
     }
+}
+
+/// True if a rule can say which program it is.
+fn is_named(entry: &Entry) -> bool {
+    !entry.act.who.program.as_os_str().is_empty() || entry.act.who.hash.is_some()
 }
 
 /// The rule that would allow what was refused.
@@ -290,7 +296,7 @@ pub fn entry_json(entry: &Entry) -> Value {
         object["by"] = json!(waited.by);
         object["waited_ms"] = json!(u64::try_from(waited.time.as_millis()).unwrap_or(u64::MAX));
     }
-    if !entry.allowed && !matches!(entry.reason, Reason::Own(_)) {
+    if !entry.allowed && !matches!(entry.reason, Reason::Own(_)) && is_named(entry) {
         object["allow_with"] = json!(edit::write(&allowing(entry)));
     }
     object

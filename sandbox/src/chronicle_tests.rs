@@ -168,6 +168,22 @@ fn every_decision_is_a_line_and_each_denial_says_what_would_allow_it() {
 }
 
 #[test]
+fn no_command_names_a_program_that_is_not_known() {
+    let (gate, lines, notes) = gate(Policy::default(), None);
+    let mut act = connect(1, "192.0.2.1:80");
+    act.who = who(1, "");
+    assert_eq!(judge(&gate, &act), Verdict::Deny);
+    gate.end();
+    let note = &notes.lines()[0];
+    assert!(
+        note.contains("its program is not known") && !note.contains("--program"),
+        "{note}"
+    );
+    let entry: Value = serde_json::from_str(&lines.lines()[0]).unwrap();
+    assert_eq!(entry["allow_with"], Value::Null);
+}
+
+#[test]
 fn what_is_learnt_is_a_profile_that_allows_just_that() {
     let dir = TestDir::new("sandbox-learn");
     let path = dir.path("learnt.toml");

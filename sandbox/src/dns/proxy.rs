@@ -2,7 +2,8 @@
 //!
 //! Where the sockets are is for others to say: on addresses of the loopback, to which the questions for the
 //! host's servers are sent, or in the program's own network namespace. Who asks is known by the address that the question comes
-//! from, which whoever did the program's call noted ([`Senders`]).
+//! from, which whoever did the program's call noted ([`Senders`]). Every user of the machine can send to the host's loopback:
+//! what comes there from an address that nobody noted is refused, and nobody is asked about it.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::{SendFlags, sendto};
 use simple_dns::RCODE;
@@ -47,6 +48,15 @@ struct Job {
     query: Query,
     act: Act,
     to: Asker,
+}
+
+/// What becomes of questions from addresses that nobody noted.
+#[derive(Clone, Copy, Debug)]
+enum Strangers {
+    /// They may be of any user of the machine.
+    Refused,
+    /// Nobody but the program can send there; which process it is is unknown.
+    OfTheProgram,
 }
 
 /// Where an answer goes.
@@ -111,8 +121,8 @@ impl Proxy {
             let at = udp.local_addr()?;
             match TcpListener::bind(at) {
                 Ok(tcp) => {
-                    self.serve_udp(udp)?;
-                    self.serve_tcp(tcp)?;
+                    self.udp(udp, Strangers::Refused)?;
+                    self.tcp(tcp, Strangers::Refused)?;
                     return Ok(at);
                 }
                 Err(error) => last = Some(error),
@@ -156,18 +166,22 @@ impl Proxy {
         &self.inner.senders
     }
 
-    /// Answers what comes to this socket, from a thread of its own, as long as the process lives.
+    /// Answers what comes to this socket, which the program alone reaches, from a thread of its own, as long as the process lives.
     ///
     /// # Errors
     /// The system's, if there can be no more threads.
     pub fn serve_udp(&self, socket: UdpSocket) -> io::Result<()> {
+        self.udp(socket, Strangers::OfTheProgram)
+    }
+
+    fn udp(&self, socket: UdpSocket, strangers: Strangers) -> io::Result<()> {
         let (proxy, socket) = (self.clone(), Arc::new(socket));
         let run = move || {
             let mut buffer = vec![0; 4096];
             loop {
                 match socket.recv_from(&mut buffer) {
                     Ok((length, from)) => {
-                        let who = proxy.inner.senders.who(Transport::Udp, from);
+                        let who = proxy.asker(Transport::Udp, from, strangers);
                         proxy.take(
                             &buffer[..length],
                             who,
@@ -190,16 +204,21 @@ impl Proxy {
         Ok(())
     }
 
-    /// Answers who connects to this socket, from threads of its own, as long as the process lives.
+    /// Answers who connects to this socket, which the program alone reaches, from threads of its own, as long as the process
+    /// lives.
     ///
     /// # Errors
     /// The system's, if there can be no more threads.
     pub fn serve_tcp(&self, listener: TcpListener) -> io::Result<()> {
+        self.tcp(listener, Strangers::OfTheProgram)
+    }
+
+    fn tcp(&self, listener: TcpListener, strangers: Strangers) -> io::Result<()> {
         let proxy = self.clone();
         let run = move || {
             loop {
                 match listener.accept() {
-                    Ok((stream, from)) => proxy.connected(stream, from),
+                    Ok((stream, from)) => proxy.connected(stream, from, strangers),
                     Err(error) => {
                         log::debug!("questions by TCP: {error}");
                         thread::sleep(PAUSE);
@@ -213,16 +232,15 @@ impl Proxy {
         Ok(())
     }
 
-    fn connected(&self, stream: TcpStream, from: SocketAddr) {
+    fn connected(&self, stream: TcpStream, from: SocketAddr, strangers: Strangers) {
         if self.inner.connections.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS {
             self.inner.connections.fetch_sub(1, Ordering::Relaxed);
             return;
         }
         let proxy = self.clone();
         let run = move || {
-            let who = proxy.inner.senders.who(Transport::Tcp, from);
             // Whatever goes wrong with it, it is closed.
-            let _ = proxy.converse(stream, &who);
+            let _ = proxy.converse(stream, from, strangers);
             proxy.inner.connections.fetch_sub(1, Ordering::Relaxed);
         };
         if thread::Builder::new()
@@ -234,7 +252,13 @@ impl Proxy {
         }
     }
 
-    fn converse(&self, mut stream: TcpStream, who: &Arc<Who>) -> io::Result<()> {
+    fn converse(
+        &self,
+        mut stream: TcpStream,
+        from: SocketAddr,
+        strangers: Strangers,
+    ) -> io::Result<()> {
+        let mut known = None;
         stream.set_read_timeout(Some(IDLE))?;
         stream.set_write_timeout(Some(IDLE))?;
         loop {
@@ -242,8 +266,14 @@ impl Proxy {
             stream.read_exact(&mut length)?;
             let mut message = vec![0; usize::from(u16::from_be_bytes(length))];
             stream.read_exact(&mut message)?;
+            // The connection stands before its address is noted, and the program sends after that. From then on
+            // nobody else has the address while the connection stands.
+            let who = known
+                .clone()
+                .or_else(|| self.asker(Transport::Tcp, from, strangers));
+            known.clone_from(&who);
             let (answers, answer) = sync_channel(1);
-            self.take(&message, who.clone(), Transport::Tcp, Asker::Tcp(answers));
+            self.take(&message, who, Transport::Tcp, Asker::Tcp(answers));
             // The channel ends without an answer where there is none.
             let Ok(answer) = answer.recv() else {
                 return Ok(());
@@ -252,11 +282,35 @@ impl Proxy {
         }
     }
 
-    fn take(&self, bytes: &[u8], who: Arc<Who>, transport: Transport, to: Asker) {
+    /// Who asks from this address; `None`: a stranger, who is refused.
+    fn asker(
+        &self,
+        transport: Transport,
+        from: SocketAddr,
+        strangers: Strangers,
+    ) -> Option<Arc<Who>> {
+        let noted = self.inner.senders.who(transport, from);
+        noted.or_else(|| match strangers {
+            Strangers::Refused => None,
+            Strangers::OfTheProgram => Some(Arc::new(Who {
+                pid: 0,
+                started: 0,
+                program: PathBuf::new(),
+                hash: None,
+                arguments: Vec::new(),
+                ancestors: Vec::new(),
+            })),
+        })
+    }
+
+    fn take(&self, bytes: &[u8], who: Option<Arc<Who>>, transport: Transport, to: Asker) {
         let query = match message::read(bytes) {
             Ok(query) => query,
             Err(Some(answer)) => return to.send(answer),
             Err(None) => return,
+        };
+        let Some(who) = who else {
+            return to.send(query.answer(RCODE::Refused));
         };
         if let Some(address) = query.reverse() {
             let names = self.inner.gate.learned().names(address);
@@ -348,50 +402,70 @@ pub struct Senders {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// By TCP or not, and address.
-    by_address: HashMap<(bool, SocketAddr), Arc<Who>>,
-    /// The oldest first.
-    order: VecDeque<(bool, SocketAddr)>,
+    /// By TCP or not, and address; and when that was noted.
+    by_address: HashMap<Key, (Arc<Who>, Instant)>,
+    /// What was noted, the oldest first.
+    order: VecDeque<(Key, Instant)>,
 }
+
+type Key = (bool, SocketAddr);
 
 impl Senders {
     /// `who` sends from this address by `transport` now.
     pub fn note(&self, transport: Transport, from: SocketAddr, who: Arc<Who>) {
+        self.note_at(transport, from, who, Instant::now());
+    }
+
+    pub(super) fn note_at(
+        &self,
+        transport: Transport,
+        from: SocketAddr,
+        who: Arc<Who>,
+        now: Instant,
+    ) {
         let key = key(transport, from);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let Known { by_address, order } = &mut *known;
-        if by_address.insert(key, who).is_none() {
-            order.push_back(key);
-        }
-        // The oldest are forgotten, and ask as somebody unknown if they ask once more.
-        while order.len() > SENDERS {
-            if let Some(oldest) = order.pop_front() {
+        by_address.insert(key, (who, now));
+        order.push_back((key, now));
+        while let Some(&(oldest, noted)) = order.front()
+            && (order.len() > SENDERS || now.saturating_duration_since(noted) >= REMEMBERED)
+        {
+            order.pop_front();
+            // It may have been noted once more since.
+            if by_address.get(&oldest).is_some_and(|(_, at)| *at == noted) {
                 by_address.remove(&oldest);
             }
         }
     }
 
-    /// Who sends from this address; somebody without a program, if nobody noted it.
-    pub fn who(&self, transport: Transport, from: SocketAddr) -> Arc<Who> {
+    /// Who sends from this address, if that was noted, and not too long ago.
+    pub fn who(&self, transport: Transport, from: SocketAddr) -> Option<Arc<Who>> {
+        self.who_at(transport, from, Instant::now())
+    }
+
+    pub(super) fn who_at(
+        &self,
+        transport: Transport,
+        from: SocketAddr,
+        now: Instant,
+    ) -> Option<Arc<Who>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known
-            .by_address
-            .get(&key(transport, from))
-            .cloned()
-            .unwrap_or_else(|| {
-                Arc::new(Who {
-                    pid: 0,
-                    started: 0,
-                    program: PathBuf::new(),
-                    hash: None,
-                    arguments: Vec::new(),
-                    ancestors: Vec::new(),
-                })
-            })
+        let noted = |ip: IpAddr| {
+            known
+                .by_address
+                .get(&key(transport, SocketAddr::new(ip, from.port())))
+                .filter(|(_, noted)| now.saturating_duration_since(*noted) < REMEMBERED)
+                .map(|(who, _)| who.clone())
+        };
+        // A socket that is bound to no address sends from whichever leads there.
+        noted(from.ip())
+            .or_else(|| noted(Ipv4Addr::UNSPECIFIED.into()))
+            .or_else(|| noted(Ipv6Addr::UNSPECIFIED.into()))
     }
 }
 
-fn key(transport: Transport, from: SocketAddr) -> (bool, SocketAddr) {
+fn key(transport: Transport, from: SocketAddr) -> Key {
     (
         transport == Transport::Tcp,
         SocketAddr::new(from.ip().to_canonical(), from.port()),
@@ -405,6 +479,8 @@ const WORKERS: usize = 8;
 const CONNECTIONS: usize = 32;
 /// So many senders are known at once.
 const SENDERS: usize = 16_384;
+/// A sender is known for so long: another user of the machine may have the port after that.
+pub(super) const REMEMBERED: Duration = Duration::from_secs(300);
 /// A connection without a question is closed after this time.
 const IDLE: Duration = Duration::from_secs(10);
 /// Between two failures of a socket.

@@ -5,12 +5,13 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use simple_dns::rdata::{A, CNAME, HTTPS, RData, SVCB};
 use simple_dns::{CLASS, Packet, PacketFlag, QCLASS, Question, RCODE, ResourceRecord, TYPE};
 
 use super::message::{Query, read};
+use super::proxy::{REMEMBERED, Senders};
 use super::{Proxy, Upstream, nameservers};
 use crate::act::Transport;
 use crate::ask::tests::{asked, asking, connect, who};
@@ -294,6 +295,10 @@ fn what_does_not_fit_goes_by_tcp_both_ways() {
     let cut = ask(&proxy, at, "big.org");
     assert!(cut.is_cut && cut.addresses.is_empty());
     let mut stream = TcpStream::connect(at).unwrap();
+    let own = stream.local_addr().unwrap();
+    proxy
+        .senders()
+        .note(Transport::Tcp, own, who(1, "/usr/bin/curl"));
     for _ in 0..2 {
         stream
             .write_all(&super::upstream::framed(&query("big.org", TYPE::A)))
@@ -348,6 +353,65 @@ fn who_asks_is_who_the_call_was_noted_for() {
     let mut buffer = [0; 512];
     let length = socket.recv(&mut buffer).unwrap();
     assert_eq!(read_answer(&buffer[..length]).code, RCODE::Refused);
+}
+
+#[test]
+fn strangers_on_the_loopback_are_refused_and_nobody_is_asked() {
+    let server = Server::start();
+    let gate = asking(Duration::from_secs(60));
+    let events = gate.subscribe();
+    let (proxy, at) = proxy(&gate, &server);
+    let message = query("example.org", TYPE::A);
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
+    socket.send_to(&message, at).unwrap();
+    let mut buffer = [0; 512];
+    let length = socket.recv(&mut buffer).unwrap();
+    assert_eq!(read_answer(&buffer[..length]).code, RCODE::Refused);
+    let mut stream = TcpStream::connect(at).unwrap();
+    stream
+        .write_all(&super::upstream::framed(&message))
+        .unwrap();
+    let mut answer = [0; 2];
+    stream.read_exact(&mut answer).unwrap();
+    let mut answer = vec![0; usize::from(u16::from_be_bytes(answer))];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(read_answer(&answer).code, RCODE::Refused);
+    assert!(events.try_recv().is_err());
+    // The control: the same socket, noted, is asked about.
+    let own = socket.local_addr().unwrap();
+    proxy
+        .senders()
+        .note(Transport::Udp, own, who(1, "/usr/bin/curl"));
+    socket.send_to(&message, at).unwrap();
+    asked(&events);
+    assert!(server.asked().is_empty());
+}
+
+#[test]
+fn senders_are_forgotten_and_known_by_port_if_bound_to_no_address() {
+    let senders = Senders::default();
+    let curl = || who(1, "/usr/bin/curl");
+    let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+    let start = Instant::now();
+    let udp = Transport::Udp;
+    senders.note_at(udp, at("0.0.0.0:1000"), curl(), start);
+    senders.note_at(udp, at("127.0.0.1:1001"), curl(), start);
+    let knows = |transport, text: &str, after: Duration| {
+        senders.who_at(transport, at(text), start + after).is_some()
+    };
+    let none = Duration::ZERO;
+    assert!(knows(udp, "127.0.0.1:1000", none) && knows(udp, "127.0.0.1:1001", none));
+    assert!(!knows(udp, "127.0.0.1:1002", none) && !knows(Transport::Tcp, "127.0.0.1:1000", none));
+    // What is noted once more is known for longer.
+    let half = REMEMBERED / 2;
+    senders.note_at(udp, at("127.0.0.1:1001"), curl(), start + half);
+    assert!(!knows(udp, "127.0.0.1:1000", REMEMBERED));
+    senders.note_at(udp, at("127.0.0.1:1003"), curl(), start + REMEMBERED);
+    assert!(knows(udp, "127.0.0.1:1001", REMEMBERED));
+    assert!(!knows(udp, "127.0.0.1:1001", REMEMBERED + half));
 }
 
 #[test]
