@@ -16,6 +16,7 @@ use super::socket::{CLIENTS, LINE, Socket, descends};
 use super::terminal;
 use super::tests::{asking, connect, who};
 use crate::act::Act;
+use crate::ask::{Answer, Life};
 use crate::gate::{Gate, Verdict};
 
 const LONG: Duration = Duration::from_secs(100);
@@ -110,6 +111,46 @@ fn the_terminal_asks_several_at_once_and_shows_nothing_that_it_acts_on() {
     screen.typed("s\n");
     assert_eq!(verdict.recv().unwrap(), Verdict::Allow);
     screen.read_until("question 1: allowed");
+}
+
+#[test]
+fn an_answer_without_a_number_is_for_the_one_question_that_was_shown() {
+    let gate = asking(LONG);
+    let mut screen = Screen::new();
+    terminal::start(&gate, &screen.path).unwrap();
+    let first = judge(&gate, &connect(1, "192.0.2.1:1"));
+    screen.read_until("answer: ");
+    // Another one comes while somebody types, and the first one ends without them.
+    let second = judge(&gate, &connect(2, "192.0.2.2:1"));
+    screen.read_until("question 2");
+    let no = Answer {
+        allow: false,
+        life: Life::Once,
+        offer: 0,
+    };
+    gate.answer(1, no, "elsewhere").unwrap();
+    assert_eq!(first.recv().unwrap(), Verdict::Deny);
+    screen.read_until("answered elsewhere");
+    screen.typed("y\n");
+    screen.read_until("more than one question");
+    assert!(second.try_recv().is_err());
+    // Now one alone was shown.
+    screen.typed("y\n");
+    assert_eq!(second.recv().unwrap(), Verdict::Allow);
+    // One ends, and the next is asked in the same moment.
+    let third = judge(&gate, &connect(3, "192.0.2.3:1"));
+    screen.read_until("question 3");
+    gate.answer(3, no, "elsewhere").unwrap();
+    assert_eq!(third.recv().unwrap(), Verdict::Deny);
+    screen.read_until("answered elsewhere");
+    let fourth = judge(&gate, &connect(4, "192.0.2.4:1"));
+    screen.read_until("question 4");
+    screen.read_until("answer: ");
+    screen.typed("y\n");
+    screen.read_until("more than one question");
+    assert!(fourth.try_recv().is_err());
+    screen.typed("4y\n");
+    assert_eq!(fourth.recv().unwrap(), Verdict::Allow);
 }
 
 #[test]

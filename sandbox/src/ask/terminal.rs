@@ -7,14 +7,14 @@
 //! What is shown was escaped (`show`): a program cannot write a question of its own that looks like ours, but it can
 //! write to the same terminal. Who does not trust its output asks elsewhere, by `vnplug sandbox ask`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, getpgrp, kill_process_group};
@@ -41,6 +41,8 @@ pub fn start(gate: &Gate, path: &Path) -> io::Result<()> {
         tty,
         gate: gate.clone(),
         open: BTreeMap::new(),
+        seen: BTreeSet::new(),
+        lapsed: None,
         taken: None,
         typed: Vec::new(),
     };
@@ -54,6 +56,10 @@ struct Front {
     tty: File,
     gate: Gate,
     open: BTreeMap<u64, Arc<Question>>,
+    /// Which were open since the last line was typed: an answer without a number may be meant for any of them.
+    seen: BTreeSet<u64>,
+    /// When one ended without this terminal: an answer to it may still be on its way.
+    lapsed: Option<Instant>,
     /// Whose the terminal is otherwise, and in which mode.
     taken: Option<(Option<Pid>, Termios)>,
     typed: Vec<u8>,
@@ -87,6 +93,10 @@ impl Front {
 
     fn ask(&mut self, question: Arc<Question>) {
         self.take();
+        if self.open.is_empty() && self.lapsed.is_none_or(|at| at.elapsed() > ON_ITS_WAY) {
+            self.seen.clear();
+        }
+        self.seen.insert(question.id);
         let mut text = String::from("\n");
         for (index, line) in show::question(&question).iter().enumerate() {
             text += if index == 0 { "vnplug: " } else { "        " };
@@ -95,7 +105,7 @@ impl Front {
         }
         let wait = question
             .deadline
-            .saturating_duration_since(std::time::Instant::now())
+            .saturating_duration_since(Instant::now())
             .as_secs_f64()
             .ceil();
         text += &format!("        {}; no answer in {wait} s means no\n", HELP);
@@ -105,6 +115,11 @@ impl Front {
 
     fn settled(&mut self, id: u64, allow: bool, by: &str) {
         if self.open.remove(&id).is_some() {
+            if by == "terminal" {
+                self.seen.remove(&id);
+            } else {
+                self.lapsed = Some(Instant::now());
+            }
             let how = match by {
                 "terminal" => "",
                 "time" => ": nobody answered",
@@ -182,17 +197,25 @@ impl Front {
     }
 
     fn line(&mut self, line: &str) {
-        let oldest = self.open.keys().next().copied();
-        let outcome = match parse(line) {
-            Ok((id, answer)) => match id.or(oldest) {
-                Some(id) => self
-                    .gate
-                    .answer(id, answer, "terminal")
-                    .map_err(|error| error.to_string()),
-                None => Ok(()),
-            },
-            Err(why) => Err(why),
-        };
+        let seen = std::mem::replace(&mut self.seen, self.open.keys().copied().collect());
+        let outcome = parse(line).and_then(|(id, answer)| {
+            let id = match id {
+                Some(id) => id,
+                None if seen.len() > 1 => {
+                    return Err(
+                        "there was more than one question: type its number, too, as in 3 y"
+                            .to_owned(),
+                    );
+                }
+                None => match seen.first() {
+                    Some(&id) => id,
+                    None => return Ok(()),
+                },
+            };
+            self.gate
+                .answer(id, answer, "terminal")
+                .map_err(|error| error.to_string())
+        });
         if let Err(why) = outcome {
             self.say(&format!(
                 "vnplug: {}\nopen: {}; answer: ",
@@ -303,10 +326,12 @@ fn list(open: &BTreeMap<u64, Arc<Question>>) -> String {
 
 /// Shown with each question.
 pub const HELP: &str = "y: yes, once; s: yes, this session; a: always; n: no; d: no, this session; v: never; \
-                        with an offer's number: a2; for another question: 3 y";
+                        with an offer's number: a2; for one of several questions: 3 y";
 /// Ctrl-C.
 const INTERRUPT: u8 = 3;
 const LONG: Duration = Duration::from_secs(1);
+/// Between reading a question and the end of the answer's line.
+const ON_ITS_WAY: Duration = Duration::from_secs(3);
 const MOMENT_NS: i64 = 50_000_000;
 const LINE: usize = 200;
 
