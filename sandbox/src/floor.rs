@@ -35,25 +35,25 @@ impl Floor {
         Self::Reserved,
     ];
 
-    /// The floor that `address` is on. An IPv4 address inside an IPv6 address (mapped, compatible, 6to4,
-    /// NAT64) is looked at as itself, too.
+    /// The floor that `address` is on. The IPv4 addresses [inside an IPv6 address](embedded) are looked at, too.
     pub fn of(address: IpAddr) -> Option<Self> {
-        let found = |address| {
-            NETWORKS
-                .iter()
-                .find(|(network, _)| network.contains(address))
-                .map(|&(_, floor)| floor)
-        };
-        match address {
-            IpAddr::V4(_) => found(address),
-            IpAddr::V6(v6) => {
-                found(address).or_else(|| embedded(v6).and_then(|v4| found(IpAddr::V4(v4))))
-            }
-        }
+        Self::of_itself(address).or_else(|| embedded(address).find_map(Self::of_itself))
+    }
+
+    /// The floor that `address` is on, whatever is inside it: what a rule may open by the floor's name.
+    pub fn of_itself(address: IpAddr) -> Option<Self> {
+        let address = address.to_canonical();
+        NETWORKS
+            .iter()
+            .find(|(network, _)| network.contains(address))
+            .map(|&(_, floor)| floor)
     }
 
     /// The floor that all of `network` is on; `None` also if only a part of it is.
     pub fn of_network(network: Network) -> Option<Self> {
+        if u32::from(network.prefix) == width(network.base) {
+            return Self::of(network.base);
+        }
         let within = |&&(floor, _): &&(Network, Self)| floor.covers(network);
         NETWORKS.iter().find(within).map(|&(_, floor)| floor)
     }
@@ -144,19 +144,45 @@ fn masked(address: IpAddr, prefix: u8) -> u128 {
         .unwrap_or(0)
 }
 
-/// The IPv4 address that an IPv6 address reaches in the end.
-fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
-    let bits = address.to_bits();
-    let low = Ipv4Addr::from_bits(u32::try_from(bits & 0xffff_ffff).unwrap_or(0));
-    let of_6to4 = Ipv4Addr::from_bits(u32::try_from(bits >> 80 & 0xffff_ffff).unwrap_or(0));
+/// The IPv4 addresses that an IPv6 address may reach in the end, by a translator or a tunnel. Whether there is one is not
+/// known, so they count where something is refused, and never where something is allowed.
+pub fn embedded(address: IpAddr) -> impl Iterator<Item = IpAddr> {
+    let bits = match address {
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(v6) => v6.to_bits(),
+    };
+    let v4 = |bits: u128| {
+        Some(Ipv4Addr::from_bits(
+            u32::try_from(bits & 0xffff_ffff).unwrap_or(0),
+        ))
+    };
+    let mut found = [None; 5];
     match bits >> 32 {
         // ::ffff:a.b.c.d; ::a.b.c.d (RFC 4291, section 2.5.5), but ::1 is an address of its own;
         // 64:ff9b::a.b.c.d (RFC 6052); ::ffff:0:a.b.c.d (RFC 2765).
-        0xffff | 0x0064_ff9b_0000_0000_0000_0000 | 0xffff_0000 => Some(low),
-        0 if bits > 1 => Some(low),
-        _ if bits >> 112 == 0x2002 => Some(of_6to4),
-        _ => None,
+        0xffff | 0x0064_ff9b_0000_0000_0000_0000 | 0xffff_0000 => found[0] = v4(bits),
+        0 if bits > 1 => found[0] = v4(bits),
+        // 6to4 (RFC 3056).
+        _ if bits >> 112 == 0x2002 => found[0] = v4(bits >> 80),
+        // Teredo (RFC 4380): the server, and the client with all its bits turned round.
+        _ if bits >> 96 == 0x2001_0000 => (found[0], found[1]) = (v4(bits >> 64), v4(!bits)),
+        // 64:ff9b:1::/48 (RFC 8215): how long the prefix in use is nobody says, and the bits 64 to 71 are left out.
+        _ if bits >> 80 == 0x0064_ff9b_0001 => {
+            let packed = bits >> 64 << 56 | bits & ((1 << 56) - 1);
+            let of = [packed >> 40, packed >> 32, packed >> 24, bits].map(v4);
+            // Bits that are no address mostly look like one of 0.0.0.0/8, which nothing is translated to.
+            let is_real = |v4: &Option<Ipv4Addr>| v4.is_some_and(|v4| v4.octets()[0] != 0);
+            for (place, v4) in found.iter_mut().zip(of.into_iter().filter(is_real)) {
+                *place = v4;
+            }
+        }
+        _ => {}
     }
+    // ISATAP (RFC 5214), in any network.
+    if matches!(bits >> 32 & 0xffff_ffff, 0x0000_5efe | 0x0200_5efe) {
+        found[4] = v4(bits);
+    }
+    found.into_iter().flatten().map(IpAddr::V4)
 }
 
 const fn v4(a: u8, b: u8, c: u8, d: u8, prefix: u8) -> Network {
@@ -227,6 +253,16 @@ mod tests {
             ("::", Floor::Loopback),
             ("::127.0.0.1", Floor::Loopback),
             ("::ffff:0:127.0.0.1", Floor::Loopback),
+            // Teredo: the server, and the client.
+            ("2001:0:a00:1::1", Floor::Private),
+            ("2001:0:c000:201:0:1:5601:5601", Floor::Metadata),
+            // NAT64 with a prefix of 48, 56, 64 and 96 bits.
+            ("64:ff9b:1:a9fe:a9:fe00::", Floor::Metadata),
+            ("64:ff9b:1:a9:fe:a9fe::", Floor::Metadata),
+            ("64:ff9b:1:0:a9:fea9:fe00:0", Floor::Metadata),
+            ("64:ff9b:1::169.254.169.254", Floor::Metadata),
+            ("2001:db8::5efe:10.0.0.1", Floor::Private),
+            ("2001:db8::200:5efe:10.0.0.1", Floor::Private),
             ("10.255.255.255", Floor::Private),
             ("172.16.0.1", Floor::Private),
             ("172.31.255.255", Floor::Private),
@@ -255,6 +291,11 @@ mod tests {
             "2606:4700::1111",
             "::ffff:1.1.1.1",
             "64:ff9b::101:101",
+            "64:ff9b:1::1.1.1.1",
+            "64:ff9b:1:101:1:100::",
+            "2001:0:c000:201:0:1:fefe:fefe",
+            "2001:db8::5efe:1.1.1.1",
+            "2001:db8:0:5efe::1",
         ] {
             assert_eq!(floor(text), None, "{text}");
         }

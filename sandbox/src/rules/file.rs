@@ -15,12 +15,13 @@
 
 use std::fmt;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use rustix::fs::{Mode, OFlags};
 use toml_edit::{Datetime, Document, Item, Table, Value};
 
 use crate::rules::glob::Glob;
@@ -83,17 +84,36 @@ pub(super) fn parse_file(path: &Path, text: &str) -> Result<Sheet, BadFile> {
 
 /// The text of a file of rules; `None` if there is no such file.
 pub(super) fn text(path: &Path) -> Result<Option<String>, BadFile> {
-    match fs::metadata(path).and_then(|meta| Ok((meta.len(), fs::read_to_string(path)?))) {
-        Ok((length, _)) if length > LONGEST => {
-            let error = io::Error::other(format!(
-                "a file of rules has at most {LONGEST} bytes, this one {length}"
-            ));
-            Err(BadFile::Io(path.to_owned(), error))
-        }
-        Ok((_, text)) => Ok(Some(text)),
+    match regular(path) {
+        Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(BadFile::Io(path.to_owned(), error)),
     }
+}
+
+/// Reads what is a file and not too long. A project puts what it likes in the place of its file: a FIFO that nobody
+/// writes to, or a device that never ends.
+fn regular(path: &Path) -> io::Result<String> {
+    let check = |meta: &fs::Metadata| {
+        if meta.is_file() {
+            Ok(())
+        } else {
+            Err(io::Error::other("a file of rules must be a regular file"))
+        }
+    };
+    // Opening alone makes some devices act, so it is looked at before, too.
+    check(&fs::metadata(path)?)?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    check(&file.metadata()?)?;
+    let mut bytes = Vec::new();
+    // The length that a file says it has may be another when it is read.
+    file.take(LONGEST + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > LONGEST {
+        let why = format!("a file of rules has at most {LONGEST} bytes, this one has more");
+        return Err(io::Error::other(why));
+    }
+    String::from_utf8(bytes).map_err(|_| io::Error::other("a file of rules is text in UTF-8"))
 }
 
 /// Reads the text of a file of rules; `origin` gives the place of a rule, from its line and number (both from 1 on).

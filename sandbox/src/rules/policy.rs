@@ -199,7 +199,8 @@ fn floor(act: &Act) -> Option<Floor> {
 
 /// True if both ends of it are in the same network namespace.
 fn is_loopback(act: &Act) -> bool {
-    matches!(&act.target, Target::Internet(to) if Floor::of(to.ip()) == Some(Floor::Loopback) && !to.ip().is_unspecified()
+    // An address that has one of the loopback inside leaves by the wire.
+    matches!(&act.target, Target::Internet(to) if to.ip().to_canonical().is_loopback()
         || act.doing == Doing::Connect && to.ip().to_canonical().is_unspecified())
 }
 

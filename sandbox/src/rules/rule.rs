@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::act::{Act, Doing, Target, Transport, Who};
-use crate::floor::{Floor, Network};
+use crate::floor::{Floor, Network, embedded};
 use crate::name::Name;
 use crate::rules::glob::Glob;
 
@@ -171,7 +171,7 @@ impl Rule {
                 Place::Network(network) => {
                     network.contains(address) && Floor::of_network(*network).is_some()
                 }
-                Place::Floor(floor) => Floor::of(address) == Some(*floor),
+                Place::Floor(floor) => Floor::of_itself(address) == Some(*floor),
                 Place::Name(_) | Place::Below(_) => self.local && place.is_name(name),
                 _ => false,
             })
@@ -289,22 +289,25 @@ impl Rule {
     fn is_to_address(&self, address: IpAddr, names: &[Name], doing: Doing) -> bool {
         let is_floor =
             doing == Doing::Connect && self.say != Say::Deny && Floor::of(address).is_some();
-        let any = |place: &Place| match place {
+        let is = |address: IpAddr, place: &Place| match place {
             Place::Any => !is_floor,
             Place::Network(network) => {
                 network.contains(address) && (!is_floor || Floor::of_network(*network).is_some())
             }
-            Place::Floor(floor) => Floor::of(address) == Some(*floor),
+            Place::Floor(floor) => Floor::of_itself(address) == Some(*floor),
             Place::Name(_) | Place::Below(_) => {
                 (!is_floor || self.local) && names.iter().any(|name| place.is_name(name))
             }
             _ => false,
         };
-        if self.to.is_empty() {
-            any(&Place::Any)
-        } else {
-            self.to.iter().any(any)
-        }
+        let is_about = |address: IpAddr| {
+            if self.to.is_empty() {
+                is(address, &Place::Any)
+            } else {
+                self.to.iter().any(|place| is(address, place))
+            }
+        };
+        is_about(address) || self.say == Say::Deny && embedded(address).any(is_about)
     }
 
     fn has_port(&self, port: u32) -> bool {

@@ -483,6 +483,74 @@ impl Dice {
 }
 
 #[test]
+fn an_address_inside_another_is_refused_and_never_allowed() {
+    let say = |text: &str, what: &str| policy(Say::Allow, text).decide(&act(what), &[], now()).say;
+    let deny = "[[rule]]\nsay = 'deny'\nto = '192.0.2.0/24'\n";
+    for what in [
+        "tcp [64:ff9b::c000:201]:80",
+        "tcp [64:ff9b:1::c000:201]:80",
+        "tcp [2002:c000:201::1]:80",
+        "tcp [::192.0.2.1]:80",
+        "tcp [2001:0:c633:6401:0:1:3fff:fdfe]:80",
+        "tcp [2001:db8::5efe:c000:201]:80",
+    ] {
+        assert_eq!(say(deny, what), Say::Deny, "{what}");
+        assert_eq!(say("", what), Say::Allow, "{what}");
+        let allow = "[[rule]]\nsay = 'allow'\nto = '192.0.2.0/24'\n\
+                     [[rule]]\nsay = 'deny'\nto = 'ADDRESS'\n";
+        let address = &what[5..what.len() - 4];
+        assert_eq!(say(&allow.replace("ADDRESS", address), what), Say::Deny);
+    }
+    assert_eq!(say(deny, "tcp [64:ff9b::c000:301]:80"), Say::Allow);
+    // A floor is opened by its name for what is on it, and for other addresses by themselves.
+    let inside = "tcp [64:ff9b::a00:1]:80";
+    let open = |to: &str| format!("[[rule]]\nsay = 'allow'\nto = '{to}'\n");
+    assert_eq!(say(&open("private"), "tcp 10.0.0.1:80"), Say::Allow);
+    assert_eq!(say(&open("private"), inside), Say::Deny);
+    assert_eq!(say(&open("10.0.0.0/8"), inside), Say::Deny);
+    assert_eq!(say(&open("64:ff9b::a00:1"), inside), Say::Allow);
+    // A loopback of the sandbox's own is not behind a tunnel.
+    let own = Policy {
+        own_loopback: true,
+        ..policy(Say::Allow, "")
+    };
+    for (what, expected) in [
+        ("tcp 127.0.0.1:80", Say::Allow),
+        ("tcp [::1]:80", Say::Allow),
+        ("tcp [::ffff:127.0.0.1]:80", Say::Allow),
+        ("tcp [64:ff9b::7f00:1]:80", Say::Deny),
+        ("tcp [2002:7f00:1::1]:80", Say::Deny),
+    ] {
+        assert_eq!(own.decide(&act(what), &[], now()).say, expected, "{what}");
+    }
+}
+
+#[test]
+fn a_file_of_rules_is_a_file_with_an_end() {
+    let dir = TestDir::new("sandbox-rules-file");
+    let fifo = dir.path("fifo");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let zero = dir.path("zero");
+    std::os::unix::fs::symlink("/dev/zero", &zero).unwrap();
+    for path in [fifo.as_path(), &zero, &dir.0] {
+        let error = file::read(path).unwrap_err().to_string();
+        assert!(
+            error.ends_with("a file of rules must be a regular file"),
+            "{error}"
+        );
+    }
+    let long = dir.path("long");
+    std::fs::File::create(&long)
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
+    let error = file::read(&long).unwrap_err().to_string();
+    assert!(error.contains("has at most 4194304 bytes"), "{error}");
+    assert!(file::read(&dir.path("none")).unwrap().rules.is_empty());
+}
+
+#[test]
 fn a_project_can_only_tighten() {
     let mut dice = Dice(3);
     let mut tightened = 0;
