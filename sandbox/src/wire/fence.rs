@@ -11,7 +11,7 @@
 //! | IP that answers who came to a port that listens | its flow is that one |
 //! | ICMP errors, answers to pings | they go to an address that was permitted or came |
 //! | ARP, neighbour solicitation | it asks for the router, an own address, or one that was permitted or came |
-//! | router solicitation, neighbour advertisement, MLD, IGMP | always: the kernel sends them, no program can |
+//! | router solicitation, neighbour advertisement, MLD, IGMP | it has the form that the kernel gives it, and goes where the kernel sends it |
 //! | anything else: other protocols, tags, a foreign sender, a packet that says its own route | never |
 //!
 //! The other way it is the same with the ends swapped; ARP and neighbour discovery pass, and broadcasts to ports that
@@ -19,14 +19,15 @@
 //!
 //! `sent = permitted + ruled + kept + denied`, to the frame.
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::kept;
 use super::seen::{Arp, Packet, Seen, ipv4, ipv6};
+use super::sets::{Bounded, Lasting};
 use crate::act::{Act, Doing, Target, Transport};
 use crate::interface::cable::Guard;
 
@@ -34,10 +35,14 @@ use crate::interface::cable::Guard;
 pub struct Fence {
     state: Mutex<State>,
     rules: OnceLock<Rules>,
+    addresses: OnceLock<Addresses>,
 }
 
 /// Whether a rule that needs to know no program allows packets of this kind to, and from, this address.
 pub type Rules = Box<dyn Fn(Transport, SocketAddr) -> bool + Send + Sync>;
+
+/// The IPv6 addresses that the interface has now, if that can be found out.
+pub type Addresses = Box<dyn Fn() -> Option<Vec<IpAddr>> + Send + Sync>;
 
 /// What became of frames, one way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,35 +75,32 @@ pub struct Counts {
 /// Who is at the other end: how, address, port (0 where there are none).
 type Peer = (Transport, IpAddr, u16);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     mac: [u8; 6],
-    /// The interface's own IPv4 addresses; of IPv6 the kernel has those that it likes.
+    /// The interface's own addresses, as they were given to it.
     own: Vec<IpAddr>,
+    /// What the kernel made of itself, and when it was asked.
+    made: Vec<IpAddr>,
+    asked: Option<Instant>,
     routers: HashSet<IpAddr>,
     /// With the end of the permission.
-    permitted: HashMap<Peer, Option<Instant>>,
+    permitted: Lasting<Peer>,
     /// Addresses of those, so that they can be found, with the end of the last permission.
-    known: HashMap<IpAddr, Option<Instant>>,
-    listening: HashMap<(Transport, u16), Option<Instant>>,
+    known: Lasting<IpAddr>,
+    listening: Lasting<(Transport, u16)>,
     /// Who came to a port that listens: peer and own port.
     came: Bounded<(Peer, u16)>,
     /// Peers of the supervisor's own sockets, and these sockets' ports.
-    ours: Bounded<(Peer, u16)>,
+    ours: Lasting<(Peer, u16)>,
+    /// Who asked for an address of ours.
+    askers: Bounded<IpAddr>,
     /// Datagrams in parts whose first part passed, by who receives them.
     parts: Bounded<(IpAddr, IpAddr, u8, u32)>,
     /// A packet socket was allowed: everything passes.
     all: bool,
     counts: Counts,
     told: HashSet<Peer>,
-}
-
-/// A set that forgets who was added first.
-#[derive(Debug)]
-struct Bounded<T> {
-    members: HashSet<T>,
-    order: VecDeque<T>,
-    most: usize,
 }
 
 /// Why a frame passes, or does not.
@@ -113,21 +115,30 @@ enum Fate {
 }
 
 impl Fence {
-    /// A fence around the interface with this hardware address and these IPv4 addresses; nothing is permitted yet.
+    /// A fence around the interface with this hardware address and these addresses; nothing is permitted yet.
     #[must_use]
     pub fn new(mac: [u8; 6], own: &[IpAddr], routers: &[IpAddr]) -> Self {
         let state = State {
             mac,
             own: own.to_vec(),
+            made: Vec::new(),
+            asked: None,
             routers: routers.iter().copied().collect(),
+            permitted: Lasting::new(MOST_PERMITTED),
+            known: Lasting::new(MOST_PERMITTED),
+            listening: Lasting::new(MOST_LISTENING),
             came: Bounded::new(MOST_CAME),
-            ours: Bounded::new(MOST_OURS),
+            ours: Lasting::new(MOST_OURS),
+            askers: Bounded::new(MOST_ASKERS),
             parts: Bounded::new(MOST_PARTS),
-            ..State::default()
+            all: false,
+            counts: Counts::default(),
+            told: HashSet::new(),
         };
         Self {
             state: Mutex::new(state),
             rules: OnceLock::new(),
+            addresses: OnceLock::new(),
         }
     }
 
@@ -135,6 +146,12 @@ impl Fence {
     pub fn ask_rules(&self, rules: Rules) {
         // The first ones stay.
         let _ = self.rules.set(rules);
+    }
+
+    /// IPv6 addresses besides those that were given: the kernel makes some of its own. Nobody else's is a sender's.
+    pub fn ask_addresses(&self, addresses: Addresses) {
+        // The first ones stay.
+        let _ = self.addresses.set(addresses);
     }
 
     /// An act was allowed: its packets may pass. Told before the act is done, since its first packet may leave at
@@ -168,18 +185,26 @@ impl Fence {
             | Transport::File => {}
             _ => {
                 let (address, port) = (peer.ip().to_canonical(), port_of(transport, peer.port()));
-                extend(state.permitted.entry((transport, address, port)), until);
-                extend(state.known.entry(address), until);
+                state.permitted.extend((transport, address, port), until);
+                state.known.extend(address, until);
             }
         }
     }
 
     /// A socket of the supervisor's own on this port speaks with that peer; no other socket may.
     pub fn permit_port(&self, transport: Transport, peer: SocketAddr, own: u16) {
+        let peer = (transport, peer.ip().to_canonical(), peer.port());
+        self.lock().ours.extend((peer, own), None);
+    }
+
+    /// That socket is closed: another one may get its port. A connection says good-bye a moment longer.
+    pub fn revoke_port(&self, transport: Transport, peer: SocketAddr, own: u16) {
+        let flow = ((transport, peer.ip().to_canonical(), peer.port()), own);
         let mut state = self.lock();
-        let address = peer.ip().to_canonical();
-        state.ours.add(((transport, address, peer.port()), own));
-        extend(state.known.entry(address), None);
+        match transport {
+            Transport::Tcp => state.ours.end(&flow, Instant::now() + CLOSING),
+            _ => state.ours.remove(&flow),
+        }
     }
 
     /// What comes to this port of the program may enter and be answered. Port 0: to each of those from which the
@@ -187,7 +212,7 @@ impl Fence {
     pub fn listen(&self, transport: Transport, port: u16, life: Option<Duration>) {
         let until = life.map(|life| Instant::now() + life);
         let port = port_of(transport, port);
-        extend(self.lock().listening.entry((transport, port)), until);
+        self.lock().listening.extend((transport, port), until);
     }
 
     /// What is no longer permitted: the peer's packets are dropped from now on.
@@ -214,7 +239,7 @@ impl Fence {
     /// Whether a frame that a program sent goes on.
     pub fn leaves(&self, frame: &[u8]) -> bool {
         let mut state = self.lock();
-        let fate = state.sent(frame, self.rules.get());
+        let fate = state.sent(frame, self.rules.get(), self.addresses.get());
         state.counts.sent.count(fate);
         if let Fate::Denied(peer) = fate {
             state.tell(peer);
@@ -247,61 +272,75 @@ impl Guard for std::sync::Arc<Fence> {
 }
 
 impl State {
-    fn sent(&mut self, frame: &[u8], rules: Option<&Rules>) -> Fate {
+    fn sent(&mut self, frame: &[u8], rules: Option<&Rules>, addresses: Option<&Addresses>) -> Fate {
         if self.all {
             return Fate::Permitted;
         }
-        if frame.get(6..12) != Some(&self.mac[..]) {
-            return Fate::Foreign;
-        }
+        let link = match frame.split_at_checked(6) {
+            Some((link, rest)) if rest.starts_with(&self.mac) => link,
+            _ => return Fate::Foreign,
+        };
         match Seen::of(frame) {
-            Seen::Arp(arp) => self.sent_arp(&arp),
-            Seen::Ip(packet) => self.sent_packet(&packet, rules),
+            Seen::Arp(arp) => self.sent_arp(&arp, link),
+            Seen::Ip(packet) => {
+                let from = packet.from;
+                if packet.routes {
+                    return Fate::Odd;
+                }
+                if !from.is_unspecified() && !self.is_own(from, addresses) {
+                    return Fate::Foreign;
+                }
+                match self.sent_packet(&packet, link, rules, addresses) {
+                    // Nobody speaks IPv6 before it has an address, but for what the kernel must ask.
+                    Fate::Permitted | Fate::Ruled if from.is_ipv6() && from.is_unspecified() => {
+                        Fate::Foreign
+                    }
+                    fate => fate,
+                }
+            }
             Seen::Other | Seen::Malformed => Fate::Odd,
         }
     }
 
-    fn sent_arp(&self, arp: &Arp) -> Fate {
+    fn sent_arp(&mut self, arp: &Arp, link: &[u8]) -> Fate {
         let (mac, address) = arp.sender;
         let is_own = self.own.contains(&address.into()) || address.is_unspecified();
         if mac != self.mac || !is_own {
             return Fate::Foreign;
         }
         // An answer goes to who asked, and says no more than who we are.
-        match !arp.is_request || self.may_find(arp.target.into()) {
-            true => Fate::Kept,
-            false => Fate::Denied((Transport::Other(0), arp.target.into(), 0)),
+        let target = IpAddr::from(arp.target);
+        let (is_formed, may) = match arp.is_request {
+            true => (arp.target_mac == [0; 6], self.may_find(target)),
+            false => (
+                arp.target_mac == link,
+                self.askers.members.contains(&target) || self.own.contains(&target),
+            ),
+        };
+        match (arp.is_exact && is_formed, may) {
+            (false, _) => Fate::Odd,
+            (true, true) => Fate::Kept,
+            (true, false) => Fate::Denied((Transport::Other(0), target, 0)),
         }
     }
 
-    fn sent_packet(&mut self, packet: &Packet<'_>, rules: Option<&Rules>) -> Fate {
+    fn sent_packet(
+        &mut self,
+        packet: &Packet<'_>,
+        link: &[u8],
+        rules: Option<&Rules>,
+        addresses: Option<&Addresses>,
+    ) -> Fate {
         let to = packet.to;
-        if packet.routes {
-            return Fate::Odd;
-        }
-        let is_foreign = packet.from.is_ipv4() && !self.own.contains(&packet.from);
-        if is_foreign && !packet.from.is_unspecified() {
-            return Fate::Foreign;
-        }
         let parts = (packet.from, to, packet.protocol, packet.identity);
         let first = match packet.later {
             true => return self.of_parts(parts, to),
             false => packet,
         };
         let fate = match first.protocol {
-            IGMP => Fate::Kept,
-            ICMPV6 if matches!(to, IpAddr::V6(_)) => match first.body.first() {
-                Some(&(ROUTER_SOLICITATION | NEIGHBOUR_ADVERTISEMENT | 130..=132 | 143)) => {
-                    Fate::Kept
-                }
-                Some(&NEIGHBOUR_SOLICITATION) => match target(first.body) {
-                    // From nobody: is the address that the kernel wants still free?
-                    Some(target) if first.from.is_unspecified() || self.may_find(target) => {
-                        Fate::Kept
-                    }
-                    Some(target) => Fate::Denied((Transport::Icmp, target, 0)),
-                    None => Fate::Odd,
-                },
+            IGMP if to.is_ipv4() && kept::is_report(first, link) => Fate::Kept,
+            ICMPV6 if to.is_ipv6() => match first.body.first() {
+                Some(&(130..=137 | 143)) => self.sent_neighbourly(first, link, rules, addresses),
                 Some(&(1..=4 | ECHO6_REPLY)) if self.is_known(to) => Fate::Permitted,
                 _ => self.judge((Transport::Icmp, to, 0), None, rules),
             },
@@ -320,6 +359,38 @@ impl State {
         fate
     }
 
+    /// What neighbours and routers of IPv6 are told and asked, groups too.
+    fn sent_neighbourly(
+        &mut self,
+        packet: &Packet<'_>,
+        link: &[u8],
+        rules: Option<&Rules>,
+        addresses: Option<&Addresses>,
+    ) -> Fate {
+        let (mac, to) = (self.mac, packet.to);
+        if kept::is_report(packet, link) || kept::is_router_solicitation(packet, link, mac) {
+            return Fate::Kept;
+        }
+        if let Some(target) = kept::solicited(packet, link, mac) {
+            // From nobody: is the address that the kernel wants still free?
+            let may = match packet.from.is_unspecified() {
+                true => self.is_own(target, addresses),
+                false => self.may_find(target) || self.is_own(target, addresses),
+            };
+            return match may {
+                true => Fate::Kept,
+                false => Fate::Denied((Transport::Icmp, target, 0)),
+            };
+        }
+        if let Some(target) = kept::advertised(packet, link, mac)
+            && self.is_own(target, addresses)
+            && (to.is_multicast() || self.askers.members.contains(&to) || self.may_find(to))
+        {
+            return Fate::Kept;
+        }
+        self.judge((Transport::Other(ICMPV6), to, 0), None, rules)
+    }
+
     fn received(&mut self, frame: &[u8], rules: Option<&Rules>) -> Fate {
         if self.all {
             return Fate::Permitted;
@@ -329,7 +400,12 @@ impl State {
             _ => return Fate::Foreign,
         }
         let packet = match Seen::of(frame) {
-            Seen::Arp(_) => return Fate::Kept,
+            Seen::Arp(arp) => {
+                if arp.is_request && self.own.contains(&arp.target.into()) {
+                    self.askers.add(arp.sender.1.into());
+                }
+                return Fate::Kept;
+            }
             Seen::Ip(packet) => packet,
             Seen::Other | Seen::Malformed => return Fate::Odd,
         };
@@ -354,8 +430,14 @@ impl State {
             IGMP => Fate::Kept,
             ICMPV6 if from.is_ipv6() => match packet.body.first() {
                 Some(&(130..=137 | 143)) if packet.hops == 255 || packet.hops == 1 => {
-                    if packet.body[0] == ROUTER_ADVERTISEMENT && packet.hops == 255 {
-                        self.routers.insert(from);
+                    match packet.body[0] {
+                        ROUTER_ADVERTISEMENT
+                            if packet.hops == 255 && self.routers.len() < MOST_ROUTERS =>
+                        {
+                            self.routers.insert(from);
+                        }
+                        NEIGHBOUR_SOLICITATION if packet.hops == 255 => self.askers.add(from),
+                        _ => {}
                     }
                     Fate::Kept
                 }
@@ -382,7 +464,7 @@ impl State {
     }
 
     /// An error about a packet that was sent: it says something only of peers that are permitted.
-    fn error(&self, about: Option<Packet<'_>>, from: Peer) -> Fate {
+    fn error(&mut self, about: Option<Packet<'_>>, from: Peer) -> Fate {
         let Some(about) = about else {
             return Fate::Odd;
         };
@@ -398,27 +480,29 @@ impl State {
         let is_chosen = matches!(own, CHOSEN_FIRST..=CHOSEN_LAST);
         let chosen = if is_chosen { 0 } else { own };
         let listens = [(peer.0, own), (peer.0, chosen), (Transport::Raw, 0)];
-        let listens = listens
-            .iter()
-            .any(|key| lives(self.listening.get(key), now));
+        let listens = listens.iter().any(|key| self.listening.lives(key, now));
         if listens {
             self.came.add((peer, own));
-            extend(self.known.entry(peer.1), Some(now + ANSWER));
+            self.known.extend(peer.1, Some(now + ANSWER));
             return Fate::Permitted;
         }
         self.judge(peer, Some(own), rules)
     }
 
     /// A packet to or from this peer, from this own port.
-    fn judge(&self, peer: Peer, own: Option<u16>, rules: Option<&Rules>) -> Fate {
+    fn judge(&mut self, peer: Peer, own: Option<u16>, rules: Option<&Rules>) -> Fate {
         let (transport, address, port) = peer;
         let now = Instant::now();
-        let is_permitted = lives(self.permitted.get(&peer), now)
-            || lives(self.permitted.get(&(Transport::Raw, address, 0)), now)
+        let is_permitted = self.permitted.lives(&peer, now)
+            || self.permitted.lives(&(Transport::Raw, address, 0), now)
             || own.is_some_and(|own| {
                 let flow = (peer, own);
-                self.came.members.contains(&flow) || self.ours.members.contains(&flow)
+                self.came.members.contains(&flow) || self.ours.lives(&flow, now)
             });
+        if is_permitted {
+            // It is in use, too: it must be found as long as it is spoken with.
+            self.known.lives(&address, now);
+        }
         match is_permitted {
             true => Fate::Permitted,
             false
@@ -431,12 +515,32 @@ impl State {
     }
 
     /// Whether the kernel may ask who has this address.
-    fn may_find(&self, address: IpAddr) -> bool {
+    fn may_find(&mut self, address: IpAddr) -> bool {
         self.own.contains(&address) || self.routers.contains(&address) || self.is_known(address)
     }
 
-    fn is_known(&self, address: IpAddr) -> bool {
-        lives(self.known.get(&address), Instant::now())
+    fn is_known(&mut self, address: IpAddr) -> bool {
+        let now = Instant::now();
+        self.known.lives(&address, now)
+            || self.ours.any(now, |&((_, theirs, _), _)| theirs == address)
+    }
+
+    /// Whether the interface has this address. The kernel is asked about one of IPv6 that is new, and not for every
+    /// frame that is forged.
+    fn is_own(&mut self, address: IpAddr, addresses: Option<&Addresses>) -> bool {
+        if self.own.contains(&address) || self.made.contains(&address) {
+            return true;
+        }
+        let now = Instant::now();
+        let is_late = |asked| now.duration_since(asked) >= ASK_AGAIN;
+        match addresses {
+            Some(addresses) if address.is_ipv6() && self.asked.is_none_or(is_late) => {
+                self.asked = Some(now);
+                self.made = addresses().unwrap_or_else(|| std::mem::take(&mut self.made));
+                self.made.contains(&address)
+            }
+            _ => false,
+        }
     }
 
     /// Says once of each peer that its packets are dropped.
@@ -457,34 +561,6 @@ impl State {
         if self.told.len() == MOST_TOLD {
             log::warn!("more peers are not told of; they are counted");
         }
-    }
-}
-
-impl<T: Copy + Eq + std::hash::Hash> Bounded<T> {
-    fn new(most: usize) -> Self {
-        Self {
-            members: HashSet::new(),
-            order: VecDeque::new(),
-            most,
-        }
-    }
-
-    fn add(&mut self, member: T) {
-        if !self.members.insert(member) {
-            return;
-        }
-        self.order.push_back(member);
-        if self.order.len() > self.most
-            && let Some(first) = self.order.pop_front()
-        {
-            self.members.remove(&first);
-        }
-    }
-}
-
-impl<T: Copy + Eq + std::hash::Hash> Default for Bounded<T> {
-    fn default() -> Self {
-        Self::new(MOST_PARTS)
     }
 }
 
@@ -538,12 +614,6 @@ fn peer(protocol: u8, ports: Option<(u16, u16)>) -> Option<(Transport, u16, u16)
     ports.map(|(from, to)| (transport, from, to))
 }
 
-/// What a neighbour solicitation asks for (RFC 4861, 4.3).
-fn target(body: &[u8]) -> Option<IpAddr> {
-    let target: [u8; 16] = body.get(8..24)?.try_into().ok()?;
-    Some(IpAddr::from(target))
-}
-
 fn port_of(transport: Transport, port: u16) -> u16 {
     match transport {
         Transport::Tcp | Transport::Udp => port,
@@ -551,32 +621,20 @@ fn port_of(transport: Transport, port: u16) -> u16 {
     }
 }
 
-/// A permission that ends later, or never, takes the place of one that ends.
-fn extend<K>(entry: Entry<'_, K, Option<Instant>>, until: Option<Instant>) {
-    match entry {
-        Entry::Vacant(vacant) => {
-            vacant.insert(until);
-        }
-        Entry::Occupied(mut occupied) => {
-            let ends = occupied.get_mut();
-            *ends = match (*ends, until) {
-                (Some(now), Some(new)) => Some(now.max(new)),
-                _ => None,
-            };
-        }
-    }
-}
-
-fn lives(until: Option<&Option<Instant>>, now: Instant) -> bool {
-    match until {
-        None => false,
-        Some(None) => true,
-        Some(Some(until)) => *until > now,
-    }
-}
-
 /// Who came to ports that listen, at once.
 const MOST_CAME: usize = 16_384;
+/// Peers that are permitted, at once; those that were not spoken with for longest are forgotten.
+const MOST_PERMITTED: usize = 65_536;
+/// Ports that listen, at once: all of TCP and of UDP.
+const MOST_LISTENING: usize = 2 * 65_536;
+/// Who asked for our addresses, at once.
+const MOST_ASKERS: usize = 1024;
+/// Routers that are learnt.
+const MOST_ROUTERS: usize = 64;
+/// The kernel is asked for its addresses no more often.
+const ASK_AGAIN: Duration = Duration::from_millis(10);
+/// A connection of the supervisor's own ends within this after its socket is closed.
+const CLOSING: Duration = Duration::from_secs(2);
 /// Sockets of the supervisor's own, at once: questions for names.
 const MOST_OURS: usize = 1024;
 /// Datagrams in parts, at once.
@@ -596,10 +654,8 @@ const ICMPV6: u8 = 58;
 const UDP_LITE: u8 = 136;
 const ECHO_REPLY: u8 = 0;
 const ECHO6_REPLY: u8 = 129;
-const ROUTER_SOLICITATION: u8 = 133;
 const ROUTER_ADVERTISEMENT: u8 = 134;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
-const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 
 #[cfg(test)]
 #[path = "fence_tests.rs"]

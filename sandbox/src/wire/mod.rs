@@ -10,14 +10,17 @@
 //! daemon needs no right that a reader of the switch would not need.
 
 mod fence;
+mod kept;
 mod netlink;
 mod plan;
 mod seen;
+mod sets;
 mod space;
 
 use std::fmt::{self, Display};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,7 +33,7 @@ use rustix::net::{AddressFamily, SocketType};
 use vnplug::{Client, Device, Port, PortOptions, Segments};
 use vnplug_frame::aggregate::MAX_SEGMENTS;
 
-pub use fence::{Counts, Fence, Passed, Rules};
+pub use fence::{Addresses, Counts, Fence, Passed, Rules};
 pub use plan::WirePlan;
 
 use self::space::{Maker, Space, SpacePlan, TapWish};
@@ -82,31 +85,56 @@ pub struct Dialler {
     fence: Arc<Fence>,
 }
 
+/// A socket of the supervisor's own. When it is dropped, no other socket that gets its port may speak in its place.
+#[derive(Debug)]
+pub struct Dialled<S> {
+    // The first field is closed first.
+    socket: S,
+    _permit: PortPermit,
+}
+
+/// That a port may speak with a peer, as long as this lives.
+#[derive(Debug)]
+struct PortPermit {
+    fence: Arc<Fence>,
+    transport: Transport,
+    server: SocketAddr,
+    own: u16,
+}
+
 impl Dialler {
     /// A socket that is connected to this server.
     ///
     /// # Errors
     /// The system's.
-    pub fn udp(&self, server: SocketAddr) -> io::Result<UdpSocket> {
+    pub fn udp(&self, server: SocketAddr) -> io::Result<Dialled<UdpSocket>> {
         let socket = UdpSocket::from(self.bound(server, SocketType::DGRAM)?);
-        self.fence
-            .permit_port(Transport::Udp, server, socket.local_addr()?.port());
+        let _permit = self.permit(Transport::Udp, server, socket.local_addr()?);
         socket.connect(server)?;
-        Ok(socket)
+        Ok(Dialled { socket, _permit })
     }
 
     /// A connection to this server, made within a time.
     ///
     /// # Errors
     /// The system's.
-    pub fn tcp(&self, server: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
-        let stream = TcpStream::from(self.bound(server, SocketType::STREAM)?);
-        self.fence
-            .permit_port(Transport::Tcp, server, stream.local_addr()?.port());
-        stream.set_write_timeout(Some(limit))?;
+    pub fn tcp(&self, server: SocketAddr, limit: Duration) -> io::Result<Dialled<TcpStream>> {
+        let socket = TcpStream::from(self.bound(server, SocketType::STREAM)?);
+        let _permit = self.permit(Transport::Tcp, server, socket.local_addr()?);
+        socket.set_write_timeout(Some(limit))?;
         // As long as it may take to write it may take to connect (socket(7), SO_SNDTIMEO).
-        rustix::net::connect(&stream, &server)?;
-        Ok(stream)
+        rustix::net::connect(&socket, &server)?;
+        Ok(Dialled { socket, _permit })
+    }
+
+    fn permit(&self, transport: Transport, server: SocketAddr, own: SocketAddr) -> PortPermit {
+        self.fence.permit_port(transport, server, own.port());
+        PortPermit {
+            fence: Arc::clone(&self.fence),
+            transport,
+            server,
+            own: own.port(),
+        }
     }
 
     fn bound(&self, server: SocketAddr, kind: SocketType) -> io::Result<OwnedFd> {
@@ -117,6 +145,21 @@ impl Dialler {
         let socket = self.maker.socket(family, kind)?;
         rustix::net::bind(&socket, &SocketAddr::new(any, 0))?;
         Ok(socket)
+    }
+}
+
+impl<S> Deref for Dialled<S> {
+    type Target = S;
+
+    fn deref(&self) -> &S {
+        &self.socket
+    }
+}
+
+impl Drop for PortPermit {
+    fn drop(&mut self) {
+        self.fence
+            .revoke_port(self.transport, self.server, self.own);
     }
 }
 
@@ -300,6 +343,12 @@ impl Wire {
         })?;
         let routers: Vec<_> = plan.gateway.into_iter().collect();
         let fence = Arc::new(Fence::new(mac, &own, &routers));
+        let netlink = space.netlink.take();
+        let netlink = netlink.ok_or_else(|| WireError::new("no way to the network namespace"))?;
+        let name = space.tap.as_ref().map_or("", |tap| tap.name());
+        let index = netlink.index(name);
+        let index = index.map_err(WireError::system("find the interface"))?;
+        fence.ask_addresses(Box::new(move || netlink.addresses6(index).ok()));
         if !plan.fence {
             fence.open();
         }

@@ -24,7 +24,11 @@ pub(super) struct Arp {
     pub(super) sender: ([u8; 6], Ipv4Addr),
     /// Whom it asks for, or answers.
     pub(super) target: Ipv4Addr,
+    /// The hardware address of that one, as far as the sender knows.
+    pub(super) target_mac: [u8; 6],
     pub(super) is_request: bool,
+    /// Nothing follows but the zeros that fill an Ethernet frame.
+    pub(super) is_exact: bool,
 }
 
 /// An IP packet.
@@ -33,6 +37,8 @@ pub(super) struct Packet<'a> {
     pub(super) from: IpAddr,
     pub(super) to: IpAddr,
     pub(super) protocol: u8,
+    /// Options, or extension headers.
+    pub(super) between: &'a [u8],
     /// What comes after the IP headers.
     pub(super) body: &'a [u8],
     /// Not the first part of a datagram: the body begins in its middle.
@@ -74,7 +80,7 @@ impl Packet<'_> {
 }
 
 fn arp(bytes: &[u8]) -> Option<Arp> {
-    let bytes: &[u8; 28] = bytes.first_chunk()?;
+    let (bytes, filling) = bytes.split_first_chunk::<28>()?;
     let [0, 1, 8, 0, 6, 4, 0, operation @ 1..=2] = bytes[..8] else {
         return None;
     };
@@ -82,10 +88,14 @@ fn arp(bytes: &[u8]) -> Option<Arp> {
         |at: usize| Ipv4Addr::from([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     let mut mac = [0; 6];
     mac.copy_from_slice(&bytes[8..14]);
+    let mut target_mac = [0; 6];
+    target_mac.copy_from_slice(&bytes[18..24]);
     Some(Arp {
         sender: (mac, address(14)),
         target: address(24),
+        target_mac,
         is_request: operation == 1,
+        is_exact: matches!(filling.len(), 0 | ARP_FILLING) && filling.iter().all(|&byte| byte == 0),
     })
 }
 
@@ -100,6 +110,7 @@ pub(super) fn ipv4(bytes: &[u8]) -> Option<Packet<'_>> {
         from: Ipv4Addr::from([head[12], head[13], head[14], head[15]]).into(),
         to: Ipv4Addr::from([head[16], head[17], head[18], head[19]]).into(),
         protocol: carried.protocol,
+        between: options,
         body: &bytes[carried.at..],
         later: carried.later,
         more: carried.more,
@@ -122,6 +133,7 @@ pub(super) fn ipv6(bytes: &[u8]) -> Option<Packet<'_>> {
         from: Ipv6Addr::from(from).into(),
         to: Ipv6Addr::from(to).into(),
         protocol: carried.protocol,
+        between: bytes.get(head.len()..carried.at)?,
         body: bytes.get(carried.at..)?,
         later: carried.later,
         more: carried.more,
@@ -166,6 +178,8 @@ fn has_route(mut options: &[u8]) -> bool {
 }
 
 const ARP: u16 = 0x0806;
+/// What a frame of 60 bytes, the least of Ethernet, has behind its 14 and the message.
+const ARP_FILLING: usize = 18;
 /// IPv6's routing header.
 const ROUTING: u8 = 43;
 const END: u8 = 0;

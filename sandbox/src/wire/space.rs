@@ -49,6 +49,8 @@ pub(super) struct Space {
     user: Option<OwnedFd>,
     net: OwnedFd,
     pub(super) tap: Option<Tap>,
+    /// Asks the namespace's kernel.
+    pub(super) netlink: Option<Netlink>,
     /// Sockets on the addresses of the nameservers.
     pub(super) questions: Vec<(UdpSocket, TcpListener)>,
     pub(super) maker: Arc<Maker>,
@@ -106,6 +108,7 @@ impl Space {
             None => None,
             Some(_) => Some(Tap::of(&text, next()?)),
         };
+        let netlink = Some(Netlink::of(next()?));
         let mut questions = Vec::new();
         for _ in &plan.nameservers {
             questions.push((next()?.into(), next()?.into()));
@@ -114,6 +117,7 @@ impl Space {
             user,
             net,
             tap,
+            netlink,
             questions,
             maker,
         })
@@ -236,6 +240,7 @@ fn make(plan: &SpacePlan) -> Result<Made, WireError> {
         tap.name().clone_into(&mut name);
         fds.extend(tap.into_queues());
     }
+    fds.push(netlink.into_socket());
     for nameserver in &plan.nameservers {
         let bind = WireError::system(&format!("answer as the nameserver {nameserver}"));
         let at = SocketAddr::new(*nameserver, DNS);
@@ -336,5 +341,5 @@ const PING_GROUPS: &str = "/proc/sys/net/ipv4/ping_group_range";
 /// The interface's name in the namespace.
 const INTERFACE: &str = "eth0";
 const DNS: u16 = 53;
-/// Two namespaces, an interface, nameservers: `resolv.conf` has three.
+/// Two namespaces, an interface, netlink, nameservers: `resolv.conf` has three.
 const MOST_FDS: usize = 32;
