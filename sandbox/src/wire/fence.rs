@@ -11,6 +11,7 @@
 //! | IP that answers who came to a port that listens | its flow is that one |
 //! | ICMP errors, answers to pings | they go to an address that was permitted or came |
 //! | ARP, neighbour solicitation | it asks for the router, an own address, or one that was permitted or came |
+//! | ARP answers | who asked gets them |
 //! | router solicitation, neighbour advertisement, MLD, IGMP | it has the form that the kernel gives it, and goes where the kernel sends it |
 //! | anything else: other protocols, tags, a foreign sender, a packet that says its own route | never |
 //!

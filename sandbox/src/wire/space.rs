@@ -343,3 +343,40 @@ const INTERFACE: &str = "eth0";
 const DNS: u16 = 53;
 /// Two namespaces, an interface, netlink, nameservers: `resolv.conf` has three.
 const MOST_FDS: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_of_the_namespace_says_which_addresses_its_interface_has() {
+        let own: IpAddr = "fd00::9".parse().unwrap();
+        let space = Space::new(&SpacePlan {
+            tap: Some(TapWish {
+                mtu: 1500,
+                mac: [2, 0, 0, 0, 0, 9],
+                addresses: vec![(own, 64)],
+                router: None,
+            }),
+            nameservers: Vec::new(),
+        });
+        let space = space.unwrap();
+        let (netlink, tap) = (space.netlink.unwrap(), space.tap.unwrap());
+        let index = netlink.index(tap.name()).unwrap();
+        let made = |addresses: &[IpAddr]| {
+            let is_local = |address: &&IpAddr| matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+            addresses.iter().filter(is_local).count()
+        };
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        loop {
+            let addresses = netlink.addresses6(index).unwrap();
+            assert!(addresses.contains(&own), "{addresses:?}");
+            // The kernel makes one.
+            if made(&addresses) == 1 && addresses.len() == 2 {
+                break;
+            }
+            assert!(std::time::Instant::now() < until, "{addresses:?}");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+}
