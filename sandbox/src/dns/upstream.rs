@@ -6,9 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use crate::dns::message::{Query, Reply};
+use crate::wire::Dialled;
 
 /// Makes a socket by which a server is asked.
-type Dial<S> = Box<dyn Fn(SocketAddr) -> io::Result<S> + Send + Sync>;
+type Dial<S> = Box<dyn Fn(SocketAddr) -> io::Result<Dialled<S>> + Send + Sync>;
 
 /// Servers, in the order in which they are asked, and the way to them.
 pub struct Upstream {
@@ -35,15 +36,15 @@ impl Upstream {
     }
 
     /// These servers, by connected sockets that `udp` and `tcp` make: those of another network namespace.
-    pub fn by(
+    pub fn by<U: Into<Dialled<UdpSocket>>, T: Into<Dialled<TcpStream>>>(
         servers: Vec<SocketAddr>,
-        udp: impl Fn(SocketAddr) -> io::Result<UdpSocket> + Send + Sync + 'static,
-        tcp: impl Fn(SocketAddr) -> io::Result<TcpStream> + Send + Sync + 'static,
+        udp: impl Fn(SocketAddr) -> io::Result<U> + Send + Sync + 'static,
+        tcp: impl Fn(SocketAddr) -> io::Result<T> + Send + Sync + 'static,
     ) -> Self {
         Self {
             servers,
-            udp: Box::new(udp),
-            tcp: Box::new(tcp),
+            udp: Box::new(move |server| udp(server).map(Into::into)),
+            tcp: Box::new(move |server| tcp(server).map(Into::into)),
         }
     }
 
@@ -93,7 +94,8 @@ impl Upstream {
         query: &Query,
         keep: impl Fn(IpAddr) -> bool,
     ) -> io::Result<Reply> {
-        let mut stream = (self.tcp)(server)?;
+        let socket = (self.tcp)(server)?;
+        let mut stream: &TcpStream = &socket;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let id = random()?;

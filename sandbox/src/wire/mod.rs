@@ -90,7 +90,8 @@ pub struct Dialler {
 pub struct Dialled<S> {
     // The first field is closed first.
     socket: S,
-    _permit: PortPermit,
+    /// None: there is no fence in its way.
+    _permit: Option<PortPermit>,
 }
 
 /// That a port may speak with a peer, as long as this lives.
@@ -109,7 +110,7 @@ impl Dialler {
     /// The system's.
     pub fn udp(&self, server: SocketAddr) -> io::Result<Dialled<UdpSocket>> {
         let socket = UdpSocket::from(self.bound(server, SocketType::DGRAM)?);
-        let _permit = self.permit(Transport::Udp, server, socket.local_addr()?);
+        let _permit = Some(self.permit(Transport::Udp, server, socket.local_addr()?));
         socket.connect(server)?;
         Ok(Dialled { socket, _permit })
     }
@@ -120,7 +121,7 @@ impl Dialler {
     /// The system's.
     pub fn tcp(&self, server: SocketAddr, limit: Duration) -> io::Result<Dialled<TcpStream>> {
         let socket = TcpStream::from(self.bound(server, SocketType::STREAM)?);
-        let _permit = self.permit(Transport::Tcp, server, socket.local_addr()?);
+        let _permit = Some(self.permit(Transport::Tcp, server, socket.local_addr()?));
         socket.set_write_timeout(Some(limit))?;
         // As long as it may take to write it may take to connect (socket(7), SO_SNDTIMEO).
         rustix::net::connect(&socket, &server)?;
@@ -145,6 +146,16 @@ impl Dialler {
         let socket = self.maker.socket(family, kind)?;
         rustix::net::bind(&socket, &SocketAddr::new(any, 0))?;
         Ok(socket)
+    }
+}
+
+impl<S> From<S> for Dialled<S> {
+    /// A socket of the host's network.
+    fn from(socket: S) -> Self {
+        Self {
+            socket,
+            _permit: None,
+        }
     }
 }
 
