@@ -66,7 +66,7 @@ class Bundles(lab.Test):
             idle[7].close()
             other = self.open(daemon, bundle)
             deadline = time.monotonic() + lab.LIMIT
-            seen = set()
+            seen: set[vnplug.Port] = set()
             while seen != {busy, other}:
                 self.assertLess(time.monotonic(), deadline)
                 bundle.wait(1.0)
