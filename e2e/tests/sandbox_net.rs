@@ -144,6 +144,50 @@ fn an_ordinary_user_has_a_wire_and_a_recording_of_it() {
 }
 
 #[test]
+fn names_are_judged_and_then_asked_of_the_server_on_the_wire() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let station = greeter(&lab, &daemon);
+    let mut server = station.netns.command("dnsmasq");
+    server.args([
+        "--keep-in-foreground",
+        "--conf-file=/dev/null",
+        "--no-resolv",
+        "--no-hosts",
+        "--bind-interfaces",
+        "--listen-address=203.0.113.2",
+        "--address=/test/203.0.113.2",
+        "--pid-file=",
+    ]);
+    let _server = Running::start(server, &lab, "dnsmasq").unwrap();
+    let listens = || station.netns.exec(&["ss", "-lnu"]).unwrap();
+    eventually("the server is there", || {
+        listens().contains("203.0.113.2:53")
+    });
+    let rules = lab.dir().join("rules.toml");
+    let allow = "default = 'deny'\n[[rule]]\nsay = 'allow'\nto = 'greeter.test'\n";
+    std::fs::write(&rules, allow).unwrap();
+    let questions = format!("{OWN} and udp port 53");
+    let mut at_switch = daemon.port("host:lan0").filter(&questions).open().unwrap();
+    let wire = format!("{WIRE},dns=203.0.113.2");
+    let rules = rules.display().to_string();
+    let options = ["--net", &wire, "--profile", &rules, "--ask", "none"];
+    let greeted = |name: &str| {
+        let script = GREET.replace("203.0.113.2", name);
+        let mut command = sandbox(&daemon, &options, &["bash", "-c", &script]);
+        said(&command.output().unwrap())
+    };
+    // The same address, but nobody allowed the name: no question for it leaves.
+    let refused = greeted("other.test");
+    assert!(!refused.contains("good morning"), "{refused}");
+    assert_eq!(frames(&mut at_switch), 0, "{refused}");
+    let told = greeted("greeter.test");
+    assert!(told.contains("good morning"), "{told}");
+    assert!(frames(&mut at_switch) > 0, "{told}");
+    daemon.audit();
+}
+
+#[test]
 fn offline_has_a_loopback_interface_and_no_other() {
     let output = Command::new(program("vnplug").unwrap())
         .args([

@@ -14,11 +14,10 @@ use vnplug_sandbox::judging::Judging;
 use vnplug_sandbox::run::Plan;
 use vnplug_sandbox::wire::{Network, WirePlan};
 
+use super::judge::{Judge, judging};
 use super::recorder::Recorder;
-
 use crate::failure::{Failure, Outcome};
 use crate::out;
-use crate::sandbox::judge::{Judge, judging};
 
 /// How long a name server may take to be connected to.
 const DNS_PATIENCE: Duration = Duration::from_secs(2);
@@ -103,14 +102,18 @@ impl Run {
                 );
                 let made = prepared.start_by(upstream, out::note)?;
                 let mut judging = judging(&made, false)?;
-                let questions = wire.questions();
-                if questions.is_empty() {
-                    // Nobody answers in a server's place: it is judged as any other address.
-                    (judging.detour, judging.detoured) = (None, None);
-                }
-                for (udp, tcp) in questions {
+                let mut served = Vec::new();
+                for (udp, tcp) in wire.questions() {
+                    served.push(udp.local_addr()?);
                     made.proxy.serve_udp(udp)?;
                     made.proxy.serve_tcp(tcp)?;
+                }
+                // A server in whose place nobody answers is judged as any other address.
+                let is_served = move |to: &SocketAddr| {
+                    served.contains(&SocketAddr::new(to.ip().to_canonical(), to.port()))
+                };
+                if let Some(detour) = judging.detour.take() {
+                    judging.detour = Some(Box::new(move |act| detour(act).filter(&is_served)));
                 }
                 *its.borrow_mut() = Some(made);
                 Ok(judging)
