@@ -122,7 +122,7 @@ fn a_program_whose_calls_nobody_sees_meets_the_fence_and_no_frame_of_it_is_at_th
     // And nobody comes in.
     assert!(!station.pings("10.0.8.9"));
     let in_before = frames(&mut at_switch);
-    wire_of.fence().permit(Transport::Tcp, to, None);
+    wire_of.fence().permit(Transport::Tcp, to);
     eventually("the permitted one is reached", || {
         on(&wire_of, || greet(to)).is_ok_and(|text| text == "hello")
     });

@@ -85,9 +85,8 @@ struct State {
     made: Vec<IpAddr>,
     asked: Option<Instant>,
     routers: HashSet<IpAddr>,
-    /// With the end of the permission.
     permitted: Lasting<Peer>,
-    /// Addresses of those, so that they can be found, with the end of the last permission.
+    /// Addresses of those, so that they can be found.
     known: Lasting<IpAddr>,
     listening: Lasting<(Transport, u16)>,
     /// Who came to a port that listens: peer and own port.
@@ -159,23 +158,22 @@ impl Fence {
     /// once.
     pub fn allow(&self, act: &Act) {
         match (act.doing, &act.target) {
-            (Doing::Connect, Target::Internet(peer)) => self.permit(act.transport, *peer, None),
+            (Doing::Connect, Target::Internet(peer)) => self.permit(act.transport, *peer),
             // Who may take a connection has bound before; the answer to who came passes.
             (Doing::Bind, Target::Internet(own))
                 if own.port() == 0 && act.transport != Transport::Tcp =>
             {
                 // So does every client. Its peers are permitted one by one.
             }
-            (Doing::Bind, Target::Internet(own)) => self.listen(act.transport, own.port(), None),
+            (Doing::Bind, Target::Internet(own)) => self.listen(act.transport, own.port()),
             (Doing::Create, _) if act.transport == Transport::Packet => self.open(),
             _ => {}
         }
     }
 
-    /// A program may speak with this peer from now on: as long as the sandbox lives, or so long. ICMP and protocols
-    /// without ports: port 0. A raw socket may send any packet to the address; with a packet socket everything passes.
-    pub fn permit(&self, transport: Transport, peer: SocketAddr, life: Option<Duration>) {
-        let until = life.map(|life| Instant::now() + life);
+    /// A program may speak with this peer from now on. ICMP and protocols without ports: port 0. A raw socket may
+    /// send any packet to the address; with a packet socket everything passes.
+    pub fn permit(&self, transport: Transport, peer: SocketAddr) {
         let mut state = self.lock();
         match transport {
             Transport::Packet => state.all = true,
@@ -186,8 +184,8 @@ impl Fence {
             | Transport::File => {}
             _ => {
                 let (address, port) = (peer.ip().to_canonical(), port_of(transport, peer.port()));
-                state.permitted.extend((transport, address, port), until);
-                state.known.extend(address, until);
+                state.permitted.extend((transport, address, port), None);
+                state.known.extend(address, None);
             }
         }
     }
@@ -210,20 +208,9 @@ impl Fence {
 
     /// What comes to this port of the program may enter and be answered. Port 0: to each of those from which the
     /// kernel chooses one.
-    pub fn listen(&self, transport: Transport, port: u16, life: Option<Duration>) {
-        let until = life.map(|life| Instant::now() + life);
+    pub fn listen(&self, transport: Transport, port: u16) {
         let port = port_of(transport, port);
-        self.lock().listening.extend((transport, port), until);
-    }
-
-    /// What is no longer permitted: the peer's packets are dropped from now on.
-    pub fn revoke(&self, transport: Transport, peer: SocketAddr) {
-        let key = (
-            transport,
-            peer.ip().to_canonical(),
-            port_of(transport, peer.port()),
-        );
-        self.lock().permitted.remove(&key);
+        self.lock().listening.extend((transport, port), None);
     }
 
     /// Everything passes from now on: the calls alone decide.

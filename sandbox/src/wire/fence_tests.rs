@@ -1,7 +1,6 @@
 //! The fence, frame by frame.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::Duration;
 
 use super::*;
 
@@ -94,7 +93,7 @@ fn what_no_call_permitted_does_not_leave_and_what_one_did_leaves_to_that_port_al
         assert!(!fence.enters(&back(TCP, PEER, &ports(443, 40_000))));
     }
     assert_eq!(fence.counts().sent.denied, 5);
-    fence.permit(Transport::Tcp, at(PEER, 443), None);
+    fence.permit(Transport::Tcp, at(PEER, 443));
     assert!(fence.leaves(&arp_request(OWN, PEER)));
     assert!(fence.leaves(&tcp(PEER, 443)));
     assert!(fence.enters(&back(TCP, PEER, &ports(443, 40_000))));
@@ -107,8 +106,6 @@ fn what_no_call_permitted_does_not_leave_and_what_one_did_leaves_to_that_port_al
     ] {
         assert!(!fence.leaves(&frame), "{frame:02x?}");
     }
-    fence.revoke(Transport::Tcp, at(PEER, 443));
-    assert!(!fence.leaves(&tcp(PEER, 443)));
     closes(&fence);
 }
 
@@ -116,23 +113,8 @@ fn what_no_call_permitted_does_not_leave_and_what_one_did_leaves_to_that_port_al
 fn an_address_of_ipv4_is_the_same_however_it_is_written() {
     let fence = fence();
     let mapped = Ipv4Addr::from(PEER).to_ipv6_mapped();
-    fence.permit(Transport::Udp, (mapped, 53).into(), None);
+    fence.permit(Transport::Udp, (mapped, 53).into());
     assert!(fence.leaves(&out(UDP, PEER, &ports(1, 53))));
-}
-
-#[test]
-fn a_permission_ends_and_the_longer_one_counts() {
-    let fence = fence();
-    let tcp = out(TCP, PEER, &ports(40_000, 443));
-    let permit = |life| fence.permit(Transport::Tcp, at(PEER, 443), life);
-    permit(Some(Duration::ZERO));
-    assert!(!fence.leaves(&tcp));
-    permit(Some(Duration::from_secs(3600)));
-    permit(Some(Duration::ZERO));
-    assert!(fence.leaves(&tcp));
-    permit(None);
-    permit(Some(Duration::ZERO));
-    assert!(fence.leaves(&tcp));
 }
 
 #[test]
@@ -141,7 +123,7 @@ fn who_comes_to_a_port_that_listens_is_answered_and_nobody_else() {
     let comes = |from, port| back(TCP, from, &ports(50_000, port));
     let answer = |to, port| out(TCP, to, &ports(port, 50_000));
     assert!(!fence.enters(&comes(PEER, 80)) && !fence.leaves(&answer(PEER, 80)));
-    fence.listen(Transport::Tcp, 80, None);
+    fence.listen(Transport::Tcp, 80);
     assert!(!fence.enters(&comes(PEER, 81)));
     assert!(!fence.leaves(&answer(PEER, 80)), "nobody came");
     assert!(fence.enters(&comes(PEER, 80)));
@@ -150,7 +132,7 @@ fn who_comes_to_a_port_that_listens_is_answered_and_nobody_else() {
     // A port that the kernel chose is one of those from which it does.
     let chosen = back(TCP, STRANGER, &ports(50_000, 40_000));
     assert!(!fence.enters(&chosen));
-    fence.listen(Transport::Tcp, 0, None);
+    fence.listen(Transport::Tcp, 0);
     assert!(fence.enters(&chosen) && !fence.enters(&comes(STRANGER, 8080)));
     for frame in [
         answer(PEER, 81),
@@ -198,7 +180,7 @@ fn a_rule_that_asks_for_no_program_lets_packets_pass() {
 #[test]
 fn only_the_parts_of_a_datagram_follow_its_first_one() {
     let fence = fence();
-    fence.permit(Transport::Udp, at(PEER, 53), None);
+    fence.permit(Transport::Udp, at(PEER, 53));
     let part = |to, fragment: u16, body: &[u8]| {
         let packet = ipv4_packet(UDP, OWN, to, fragment, body);
         ethernet(OWN_MAC, OTHER_MAC, 0x0800, &packet)
@@ -216,7 +198,7 @@ fn only_the_parts_of_a_datagram_follow_its_first_one() {
 #[test]
 fn errors_come_in_only_about_what_was_permitted() {
     let fence = fence();
-    fence.permit(Transport::Udp, at(PEER, 53), None);
+    fence.permit(Transport::Udp, at(PEER, 53));
     let about = |to| {
         let inner = ipv4_packet(UDP, OWN, to, 0, &ports(1, 53));
         back(
@@ -230,7 +212,7 @@ fn errors_come_in_only_about_what_was_permitted() {
     assert!(!fence.enters(&back(ICMP, ROUTER, &[3, 4, 0, 0])));
     // A ping that nobody expects is not answered, since it does not come in.
     assert!(!fence.enters(&back(ICMP, PEER, &[8, 0, 0, 0, 0, 0, 0, 0])));
-    fence.permit(Transport::Icmp, at(PEER, 0), None);
+    fence.permit(Transport::Icmp, at(PEER, 0));
     assert!(fence.leaves(&out(ICMP, PEER, &[8, 0, 0, 0, 0, 0, 0, 0])));
     assert!(fence.enters(&back(ICMP, PEER, &[0, 0, 0, 0, 0, 0, 0, 0])));
 }
@@ -238,8 +220,8 @@ fn errors_come_in_only_about_what_was_permitted() {
 #[test]
 fn frames_of_others_tags_and_ways_in_the_header_never_leave() {
     let fence = fence();
-    fence.permit(Transport::Tcp, at(PEER, 443), None);
-    fence.permit(Transport::Raw, at(PEER, 0), None);
+    fence.permit(Transport::Tcp, at(PEER, 443));
+    fence.permit(Transport::Raw, at(PEER, 0));
     let tcp = ipv4_packet(TCP, OWN, PEER, 0, &ports(1, 443));
     let forged = ipv4_packet(TCP, STRANGER, PEER, 0, &ports(1, 443));
     // A loose source route: the packet goes by way of the permitted one to another.
@@ -311,7 +293,7 @@ fn neighbours_are_looked_for_only_where_they_were_permitted_and_routers_are_lear
     assert!(fence.enters(&ethernet(OTHER_MAC, group, 0x86dd, &advertisement)));
     assert!(fence.leaves(&ask("fe80::9", "fe80::1")));
     let peer: IpAddr = "fd00::2".parse().unwrap();
-    fence.permit(Transport::Tcp, (peer, 443).into(), None);
+    fence.permit(Transport::Tcp, (peer, 443).into());
     assert!(fence.leaves(&ask("fe80::9", "fd00::2")));
     let tcp = ipv6_out("fd00::9", "fd00::2", TCP, 64, &ports(1, 443));
     assert!(fence.leaves(&ethernet(OWN_MAC, OTHER_MAC, 0x86dd, &tcp)));
@@ -329,7 +311,7 @@ fn an_open_fence_and_a_packet_socket_let_all_pass() {
         let fence = fence();
         match opened {
             true => fence.open(),
-            false => fence.permit(Transport::Packet, at([0; 4], 0), None),
+            false => fence.permit(Transport::Packet, at([0; 4], 0)),
         }
         assert!(fence.leaves(&out(TCP, STRANGER, &ports(1, 80))));
         assert!(fence.enters(&back(TCP, STRANGER, &ports(80, 1))));
@@ -487,7 +469,7 @@ fn arp_has_its_length_and_answers_who_asked() {
 fn a_sender_of_ipv6_is_one_that_the_kernel_has() {
     let fence = fence();
     let peer: IpAddr = "fd00::2".parse().unwrap();
-    fence.permit(Transport::Raw, (peer, 0).into(), None);
+    fence.permit(Transport::Raw, (peer, 0).into());
     let packet = |from| {
         let packet = ipv6_out(from, "fd00::2", UDP, 64, &ports(1, 443));
         ethernet(OWN_MAC, OTHER_MAC, 0x86dd, &packet)
@@ -504,10 +486,10 @@ fn a_sender_of_ipv6_is_one_that_the_kernel_has() {
 fn any_number_of_permissions_takes_bounded_memory_and_who_is_spoken_with_stays() {
     let fence = fence();
     let tcp = out(TCP, PEER, &ports(40_000, 443));
-    fence.permit(Transport::Tcp, at(PEER, 443), None);
+    fence.permit(Transport::Tcp, at(PEER, 443));
     for number in 0..200_000_u32 {
         let [_, b, c, d] = number.to_be_bytes();
-        fence.permit(Transport::Udp, at([11, b, c, d], 53), None);
+        fence.permit(Transport::Udp, at([11, b, c, d], 53));
         if number % 1000 == 0 {
             assert!(fence.leaves(&tcp), "{number}");
         }
@@ -526,7 +508,7 @@ fn what_a_real_kernel_sends_by_itself_leaves() {
     let made = || Some(vec!["fe80::ff:fe00:9".parse().unwrap()]);
     fence.ask_addresses(Box::new(made));
     let sought: IpAddr = "fd00::3".parse().unwrap();
-    fence.permit(Transport::Udp, (sought, 9).into(), None);
+    fence.permit(Transport::Udp, (sought, 9).into());
     let mut asks = arp_request(PEER, OWN);
     asks[..6].copy_from_slice(&[0xff; 6]);
     assert!(fence.enters(&asks));

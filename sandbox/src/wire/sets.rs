@@ -150,6 +150,21 @@ mod tests {
     }
 
     #[test]
+    fn the_life_that_ends_later_counts() {
+        let mut lasting = Lasting::new(64);
+        let now = Instant::now();
+        let later = now + Duration::from_secs(3600);
+        lasting.extend(0, Some(now));
+        assert!(!lasting.lives(&0, now));
+        lasting.extend(0, Some(later));
+        lasting.extend(0, Some(now));
+        assert!(lasting.lives(&0, now) && !lasting.lives(&0, later));
+        lasting.extend(0, None);
+        lasting.extend(0, Some(now));
+        assert!(lasting.lives(&0, later));
+    }
+
+    #[test]
     fn who_was_not_used_for_longest_goes_and_who_is_over_goes_before() {
         let mut lasting = Lasting::new(64);
         for member in 0..10_000 {
