@@ -15,7 +15,7 @@ use rustix::fs::{
 };
 
 use super::control::number_of;
-use super::unix::Home;
+use super::unix::{Home, Spot};
 use crate::sys::seccomp::Notice;
 use crate::sys::{memory, process};
 
@@ -47,13 +47,6 @@ pub(super) struct At {
     path: u64,
 }
 
-/// A name in a directory that was looked up.
-#[derive(Debug)]
-struct Name {
-    directory: OwnedFd,
-    name: OsString,
-}
-
 /// A change whose files were looked up.
 #[derive(Debug)]
 pub(super) struct Looked {
@@ -71,7 +64,7 @@ enum Ready {
         flags: OFlags,
     },
     New {
-        name: Name,
+        name: Spot,
         flags: OFlags,
         mode: Mode,
     },
@@ -80,30 +73,30 @@ enum Ready {
         length: u64,
     },
     Remove {
-        name: Name,
+        name: Spot,
         flags: AtFlags,
     },
     Rename {
-        from: Name,
-        to: Name,
+        from: Spot,
+        to: Spot,
         flags: RenameFlags,
     },
     Directory {
-        name: Name,
+        name: Spot,
         mode: Mode,
     },
     Node {
-        name: Name,
+        name: Spot,
         mode: u32,
         device: u64,
     },
     Link {
         from: OwnedFd,
-        to: Name,
+        to: Spot,
     },
     Symlink {
         text: Vec<u8>,
-        name: Name,
+        name: Spot,
     },
 }
 
@@ -261,38 +254,38 @@ impl Change {
                 (Ready::Truncate { file, length }, vec![path])
             }
             Self::Remove { at, flags } => {
-                let name = look.name(at)?;
+                let name = look.spot(at)?;
                 let path = name.path()?;
                 let flags = AtFlags::from_bits(flags as u32).ok_or(libc::EINVAL)?;
                 (Ready::Remove { name, flags }, vec![path])
             }
             Self::Rename { from, to, flags } => {
-                let (from, to) = (look.name(from)?, look.name(to)?);
+                let (from, to) = (look.spot(from)?, look.spot(to)?);
                 let paths = vec![from.path()?, to.path()?];
                 let flags = RenameFlags::from_bits(flags).ok_or(libc::EINVAL)?;
                 (Ready::Rename { from, to, flags }, paths)
             }
             Self::Directory { at, mode } => {
-                let name = look.name(at)?;
+                let name = look.spot(at)?;
                 let path = name.path()?;
                 let mode = Mode::from_raw_mode(mode);
                 (Ready::Directory { name, mode }, vec![path])
             }
             Self::Node { at, mode, device } => {
-                let name = look.name(at)?;
+                let name = look.spot(at)?;
                 let path = name.path()?;
                 (Ready::Node { name, mode, device }, vec![path])
             }
             Self::Link { from, to, flags } => {
                 let from = look.existing(from, flags & libc::AT_SYMLINK_FOLLOW != 0)?;
-                let to = look.name(to)?;
+                let to = look.spot(to)?;
                 // Whoever has the link can write the file.
                 let paths = vec![place_of(&from)?, to.path()?];
                 (Ready::Link { from, to }, paths)
             }
             Self::Symlink { text, at } => {
                 let text = look.text(text)?;
-                let name = look.name(at)?;
+                let name = look.spot(at)?;
                 let path = name.path()?;
                 (Ready::Symlink { text, name }, vec![path])
             }
@@ -336,7 +329,7 @@ impl Look<'_> {
                 Ok((Ready::Existing { file, flags }, vec![path]))
             }
             Err(libc::ENOENT) if makes => {
-                let name = self.name(at)?;
+                let name = self.spot(at)?;
                 let path = name.path()?;
                 // Nothing is there, and nothing else that comes meanwhile is opened.
                 let flags = flags | OFlags::NOFOLLOW;
@@ -355,21 +348,11 @@ impl Look<'_> {
     }
 
     /// The directory and the name in it that a path means.
-    fn name(&self, at: At) -> Result<Name, i32> {
+    fn spot(&self, at: At) -> Result<Spot, i32> {
         let path = self.text(at.path)?;
-        let trimmed = match path.iter().rposition(|byte| *byte != b'/') {
-            Some(last) => &path[..=last],
-            None => return Err(libc::EBUSY),
-        };
-        let (parent, name) = super::unix::split(trimmed);
-        if matches!(name, b"" | b"." | b"..") {
-            return Err(libc::EINVAL);
-        }
         let flags = OFlags::PATH | OFlags::DIRECTORY;
-        let directory = self.start(at, parent, |home, path| home.open(path, flags))?;
-        Ok(Name {
-            directory,
-            name: OsStr::from_bytes(name).to_os_string(),
+        Spot::of(&path, |parent| {
+            self.start(at, parent, |home, path| home.open(path, flags))
         })
     }
 
@@ -409,12 +392,6 @@ impl Look<'_> {
             length = end;
         }
         Err(libc::ENAMETOOLONG)
-    }
-}
-
-impl Name {
-    fn path(&self) -> Result<PathBuf, i32> {
-        Ok(place_of(&self.directory)?.join(&self.name))
     }
 }
 
@@ -508,7 +485,7 @@ fn own(file: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-fn place_of(file: &OwnedFd) -> Result<PathBuf, i32> {
+pub(super) fn place_of(file: &OwnedFd) -> Result<PathBuf, i32> {
     // Processes are no files: Landlock keeps the program from writing into others, and it is not below us.
     if fstatfs(file).map_err(|error| error.raw_os_error())?.f_type == PROC_SUPER_MAGIC {
         return Err(libc::EACCES);

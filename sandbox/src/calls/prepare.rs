@@ -9,7 +9,7 @@ use super::call::{Call, Span};
 use super::control::{Control, LONGEST_BYTES, number_of};
 use super::files::Looked;
 use super::task::{Accept, Connect, Send, SendMany, Task, is_nonblocking, until};
-use super::unix::{Own, Place};
+use super::unix::{Own, Place, Spot};
 use crate::act::{Act, Doing, Target, Transport, Who};
 use crate::sys::identity::{self, Identity};
 use crate::sys::{memory, process, socket};
@@ -356,15 +356,13 @@ impl Reader<'_> {
                     (task, is_judged.then_some(proposal))
                 }
                 Name::Path(path) => {
-                    let proposal = match writable {
-                        None => None,
-                        Some(writable) => {
-                            let place =
-                                super::unix::parent_of(self.thread, &path).map_err(number_of)?;
-                            (!is_free(&place, writable)).then(|| write(place))
-                        }
+                    let Some(writable) = writable else {
+                        return Ok((Task::BindPath { socket, path }, None));
                     };
-                    (Task::BindPath { socket, path }, proposal)
+                    let spot = Spot::of_thread(self.thread, &path)?;
+                    let place = spot.path()?;
+                    let proposal = (!is_free(&place, writable)).then(|| write(place));
+                    (Task::BindSpot { socket, spot }, proposal)
                 }
                 Name::Abstract(name) => {
                     let mut bytes = vec![0];
@@ -590,6 +588,7 @@ pub(super) fn incoming(kind: Kind, peer: &socket::Address) -> Option<Proposal> {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;
+    use std::os::unix::ffi::OsStrExt;
 
     use super::*;
 
@@ -618,5 +617,57 @@ mod tests {
             let doing = prepared.proposal.map(|proposal| proposal.doing);
             assert_eq!(doing, is_judged.then_some(Doing::Create));
         }
+    }
+
+    /// Has a bind to a path prepared, has the directory of the path replaced by a link to another, and does it.
+    fn bind_while_the_directory_changes(writable: Option<&[PathBuf]>) -> (bool, bool) {
+        let dir = vnplug_testing::TestDir::new("sandbox-bind");
+        for name in ["judged", "closed"] {
+            std::fs::create_dir(dir.path(name)).unwrap();
+        }
+        let path = dir.path("judged/socket");
+        let path = path.as_os_str().as_bytes();
+        let mut address = (libc::AF_UNIX as u16).to_ne_bytes().to_vec();
+        address.extend(path);
+        address.push(0);
+        let socket = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        let call = Call::Bind {
+            socket: socket.as_raw_fd(),
+            address: Span {
+                at: address.as_ptr() as u64,
+                length: address.len() as u64,
+            },
+        };
+        let sockets = Sockets {
+            own: &Own::default(),
+            private: &|_| None,
+        };
+        let thread = std::process::id();
+        let prepared = prepare(call, thread, sockets, |_| false, writable).unwrap();
+        std::fs::rename(dir.path("judged"), dir.path("moved")).unwrap();
+        std::os::unix::fs::symlink("closed", dir.path("judged")).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                crate::sys::process::own_directory();
+                match &prepared.task {
+                    Task::BindPath { socket, path } => {
+                        super::super::task::bind_path(thread, socket.as_fd(), path).unwrap()
+                    }
+                    Task::BindSpot { socket, spot } => {
+                        super::super::task::bind_spot(thread, socket.as_fd(), spot).unwrap()
+                    }
+                    other => panic!("{other:?}"),
+                }
+            });
+        });
+        let is_there = |name: &str| dir.path(name).join("socket").exists();
+        (is_there("moved"), is_there("closed"))
+    }
+
+    #[test]
+    fn a_socket_is_bound_in_the_directory_that_was_judged() {
+        assert_eq!(bind_while_the_directory_changes(Some(&[])), (true, false));
+        // Without `--files` the program could do the same by itself.
+        assert_eq!(bind_while_the_directory_changes(None), (false, true));
     }
 }

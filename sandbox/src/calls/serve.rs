@@ -14,7 +14,7 @@ use super::call::Call;
 use super::files::Made;
 use super::prepare::{self, Prepared, Proposal, Sockets};
 use super::task::{self, Pending, SendMany, Task, Turn, Wait};
-use super::unix::Own;
+use super::unix::{Own, Place};
 use crate::act::Act;
 use crate::gate::Verdict;
 use crate::judging::Judging;
@@ -343,12 +343,10 @@ impl Server {
                 Turn::of(result)
             }
             Task::BindPath { socket, path } => {
-                let bound = task::bind_path(pending.thread, socket.as_fd(), path);
-                Turn::of(bound.map(|place| {
-                    if let Some(place) = place {
-                        self.own.add(place);
-                    }
-                }))
+                self.own_file(task::bind_path(pending.thread, socket.as_fd(), path))
+            }
+            Task::BindSpot { socket, spot } => {
+                self.own_file(task::bind_spot(pending.thread, socket.as_fd(), spot))
             }
             Task::Listen { socket, backlog } => {
                 let listen = || rustix::net::listen(&*socket, *backlog);
@@ -378,6 +376,15 @@ impl Server {
             Turn::Answer(answer) => self.answer(pending.id, pending.slot, answer),
             Turn::Wait(wait) => self.hand_over(Job::Hold(Box::new(pending), wait)),
         }
+    }
+
+    /// A program of the sandbox made the file of a Unix socket, if that is known.
+    fn own_file(&self, bound: io::Result<Option<Place>>) -> Turn {
+        Turn::of(bound.map(|place| {
+            if let Some(place) = place {
+                self.own.add(place);
+            }
+        }))
     }
 
     fn was_bound(&self, socket: BorrowedFd<'_>) {

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use super::address::{Kind, encode_like};
 use super::control::{Control, number_of};
 use super::files::Looked;
-use super::unix::{Home, Place};
+use super::unix::{Home, Place, Spot};
 use crate::act::{Transport, Who};
 use crate::sys::identity::Identity;
 use crate::sys::seccomp::Answer;
@@ -55,6 +56,11 @@ pub(super) enum Task {
     BindPath {
         socket: OwnedFd,
         path: Vec<u8>,
+    },
+    /// bind to a path whose file is judged like every change of files.
+    BindSpot {
+        socket: OwnedFd,
+        spot: Spot,
     },
     Listen {
         socket: OwnedFd,
@@ -180,6 +186,7 @@ impl Task {
             Self::Connect(Connect { socket, .. })
             | Self::Bind { socket, .. }
             | Self::BindPath { socket, .. }
+            | Self::BindSpot { socket, .. }
             | Self::Listen { socket, .. }
             | Self::Accept(Accept { socket, .. })
             | Self::Accepted {
@@ -448,16 +455,44 @@ pub(super) fn bind_path(
     socket: BorrowedFd<'_>,
     path: &[u8],
 ) -> io::Result<Option<Place>> {
-    let before = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     let home = Home::of(thread)?;
-    home.inside(path, |name| {
-        let address = super::address::unix_address(name);
-        let address = address.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-        socket::bind(socket, &address)
-    })?;
-    // What lies at the path by now can be another file: the socket is asked which one is its own.
-    let place = Place::of(thread, path).ok();
-    Ok(place.filter(|place| {
+    bound(
+        socket,
+        || home.inside(path, |name| bind_name(socket, name)),
+        || Place::of(thread, path),
+    )
+}
+
+/// Binds a Unix socket in a directory that was looked up before. What the program sees as its address is the name alone.
+pub(super) fn bind_spot(
+    thread: u32,
+    socket: BorrowedFd<'_>,
+    spot: &Spot,
+) -> io::Result<Option<Place>> {
+    let home = Home::of(thread)?;
+    let name = spot.name.as_bytes();
+    bound(
+        socket,
+        || home.standing_in(&spot.directory, || bind_name(socket, name)),
+        || Place::there(spot),
+    )
+}
+
+fn bind_name(socket: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    let address = super::address::unix_address(name);
+    let address = address.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+    socket::bind(socket, &address)
+}
+
+/// What lies at the path by now can be another file than the one that was made: the socket is asked which is its own.
+fn bound(
+    socket: BorrowedFd<'_>,
+    bind: impl FnOnce() -> io::Result<()>,
+    look: impl FnOnce() -> io::Result<Place>,
+) -> io::Result<Option<Place>> {
+    let before = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    bind()?;
+    Ok(look().ok().filter(|place| {
         let file = diag::file_of(socket).ok();
         let number = place.number().ok();
         number.is_some() && file == number && place.is_made_since(before)

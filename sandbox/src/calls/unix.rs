@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,7 @@ use rustix::fs::{
 use rustix::time::Timespec;
 
 use super::address::unix_address;
+use super::control::number_of;
 use crate::sys::identity::Identity;
 use crate::sys::socket::Address;
 use crate::sys::{lock, process};
@@ -26,6 +27,14 @@ pub(super) struct Place {
     file: OwnedFd,
     /// Where it is.
     pub(super) path: PathBuf,
+}
+
+/// Where a file is or will be: its directory, which is held, and its name there. What is judged about it is true when it is
+/// used, whatever becomes of the path by which the program named it.
+#[derive(Debug)]
+pub(super) struct Spot {
+    pub(super) directory: OwnedFd,
+    pub(super) name: OsString,
 }
 
 /// Files of Unix sockets that programs of the sandbox have bound. Each is held open, so that its number cannot
@@ -51,8 +60,19 @@ impl Place {
     /// # Errors
     /// The system's; `EXDEV` for what cannot be followed in another root than ours.
     pub(super) fn of(thread: u32, path: &[u8]) -> io::Result<Self> {
-        let home = Home::of(thread)?;
-        let file = home.open(path, OFlags::PATH)?;
+        Self::opened(Home::of(thread)?.open(path, OFlags::PATH)?)
+    }
+
+    /// What is at a spot.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn there(spot: &Spot) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Self::opened(openat(&spot.directory, &spot.name, flags, Mode::empty())?)
+    }
+
+    fn opened(file: OwnedFd) -> io::Result<Self> {
         let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
         Ok(Self { file, path })
     }
@@ -80,6 +100,48 @@ impl Place {
     pub(super) fn number(&self) -> io::Result<(u64, u64)> {
         let stat = fstat(&self.file)?;
         Ok((stat.st_dev, stat.st_ino))
+    }
+}
+
+impl Spot {
+    /// The spot that `path` means, whose directory `open` looks up.
+    ///
+    /// # Errors
+    /// `EBUSY` for the root, `EINVAL` if it ends in no name, and those of `open`.
+    pub(super) fn of(
+        path: &[u8],
+        open: impl FnOnce(&[u8]) -> Result<OwnedFd, i32>,
+    ) -> Result<Self, i32> {
+        let trimmed = match path.iter().rposition(|byte| *byte != b'/') {
+            Some(last) => &path[..=last],
+            None => return Err(libc::EBUSY),
+        };
+        let (parent, name) = split(trimmed);
+        if matches!(name, b"" | b"." | b"..") {
+            return Err(libc::EINVAL);
+        }
+        Ok(Self {
+            directory: open(parent)?,
+            name: OsStr::from_bytes(name).to_os_string(),
+        })
+    }
+
+    /// The same for a path of a thread.
+    ///
+    /// # Errors
+    /// The system's, and those of [`of`](Self::of).
+    pub(super) fn of_thread(thread: u32, path: &[u8]) -> Result<Self, i32> {
+        let home = Home::of(thread).map_err(number_of)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        Self::of(path, |parent| home.open(parent, flags).map_err(number_of))
+    }
+
+    /// Where it is by now.
+    ///
+    /// # Errors
+    /// `EACCES` below `/proc`, and the system's.
+    pub(super) fn path(&self) -> Result<PathBuf, i32> {
+        Ok(super::files::place_of(&self.directory)?.join(&self.name))
     }
 }
 
@@ -144,10 +206,11 @@ impl Home {
         Ok(Identity::act(self.identity.as_ref(), open)?)
     }
 
-    /// Does something in the directory where the last part of `path` is a name: the calling thread's working
-    /// directory is that one meanwhile, with the program's mask for new files. The thread must have a working directory of its own.
+    /// Makes the file of a Unix socket at `path`: `act` gets the name to bind to, and the calling thread's working
+    /// directory is the one where that is meant, with the program's mask for new files. The thread must have a working
+    /// directory of its own.
     ///
-    /// If the root is ours, the name is the path as the program wrote it.
+    /// If the root is ours, the name is the path as the program wrote it: that is what it sees later as its address.
     ///
     /// # Errors
     /// The system's, and those of `act`.
@@ -156,16 +219,26 @@ impl Home {
         path: &[u8],
         act: impl FnOnce(&[u8]) -> io::Result<T>,
     ) -> io::Result<T> {
-        let mask = self.mask()?;
-        let result = if self.is_ours {
-            rustix::process::fchdir(&self.directory)?;
-            with_mask(mask, || Identity::act(self.identity.as_ref(), || act(path)))
-        } else {
-            let (parent, name) = split(path);
-            let directory = self.open(parent, OFlags::PATH | OFlags::DIRECTORY)?;
-            rustix::process::fchdir(directory.as_fd())?;
-            with_mask(mask, || Identity::act(self.identity.as_ref(), || act(name)))
-        };
+        if self.is_ours {
+            return self.standing_in(&self.directory, || act(path));
+        }
+        let (parent, name) = split(path);
+        let directory = self.open(parent, OFlags::PATH | OFlags::DIRECTORY)?;
+        self.standing_in(&directory, || act(name))
+    }
+
+    /// Does something as the program's user, with its mask for new files, where the calling thread's working directory
+    /// is this one meanwhile. The thread must have a working directory of its own.
+    ///
+    /// # Errors
+    /// The system's, and those of `act`.
+    pub(super) fn standing_in<T>(
+        &self,
+        directory: &OwnedFd,
+        act: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
+        rustix::process::fchdir(directory)?;
+        let result = self.act(act);
         rustix::process::chdir("/")?;
         result
     }
@@ -217,18 +290,6 @@ impl Home {
     }
 }
 
-/// Where a file will be that a thread makes at `path`.
-///
-/// # Errors
-/// The system's.
-pub(super) fn parent_of(thread: u32, path: &[u8]) -> io::Result<PathBuf> {
-    let home = Home::of(thread)?;
-    let (parent, name) = split(path);
-    let directory = home.open(parent, OFlags::PATH | OFlags::DIRECTORY)?;
-    let parent = fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd()))?;
-    Ok(parent.join(OsStr::from_bytes(name)))
-}
-
 fn with_mask<T>(mask: Mode, act: impl FnOnce() -> T) -> T {
     let before = rustix::process::umask(mask);
     let result = act();
@@ -237,7 +298,7 @@ fn with_mask<T>(mask: Mode, act: impl FnOnce() -> T) -> T {
 }
 
 /// The directory and the name in it.
-pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|byte| *byte == b'/') {
         Some(0) => (b"/", &path[1..]),
         Some(at) => (&path[..at], &path[at + 1..]),
