@@ -22,7 +22,7 @@ pub(crate) struct Terms {
     /// All threads of a process must share one table of descriptors: the kernel cannot name the table of a single
     /// thread (before 6.9).
     pub(crate) one_table: bool,
-    /// Changes of files are handed over too.
+    /// Changes of files and running them are handed over too.
     pub(crate) files: bool,
 }
 
@@ -191,7 +191,7 @@ fn rules(terms: Terms) -> Vec<(c_long, Vec<Step>)> {
     rules
 }
 
-/// Calls that change files. Opening to read passes: how a file is opened stands in a register.
+/// Calls that change files or run them. Opening to read passes: how a file is opened stands in a register.
 fn files(rules: &mut Vec<(c_long, Vec<Step>)>) {
     let opens = |flags: usize| {
         let bits = [
@@ -384,6 +384,8 @@ const HANDED_OVER: &[c_long] = &[
 
 /// Handed over with `--files`, beside open and openat.
 const FILE_CALLS: &[c_long] = &[
+    libc::SYS_execve,
+    libc::SYS_execveat,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_creat,
     #[cfg(target_arch = "x86_64")]

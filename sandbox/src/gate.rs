@@ -138,6 +138,20 @@ impl Gate {
         self.inner.decide(act, &self.names_of(act))
     }
 
+    /// Whether an act is allowed without a question; nothing is written down.
+    pub(crate) fn allows(&self, act: &Act) -> bool {
+        match &self.inner.closure {
+            Some(judge) => judge(act) == Verdict::Allow,
+            None => self.test(act).say == Say::Allow,
+        }
+    }
+
+    /// Writes down that something was refused which no rule was asked about.
+    pub(crate) fn refused(&self, act: &Act, why: &'static str) {
+        self.inner
+            .write(act, &[], Reason::Own(why), Verdict::Deny, None);
+    }
+
     /// True if a packet by `transport` to `to` may pass whichever program it is of: by rules that do not ask
     /// for the program. Nobody is asked.
     pub fn allows_packet(&self, transport: Transport, to: SocketAddr) -> bool {

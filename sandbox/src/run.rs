@@ -34,6 +34,8 @@ pub struct Plan {
     pub finish: Option<Finish>,
     /// Files that the program changes are asked about too, but below these directories. `None`: files are no matter.
     pub writable: Option<Vec<PathBuf>>,
+    /// With `writable`: programs in these directories, and those that rules allow, run without a question.
+    pub runnable: Vec<PathBuf>,
     /// Runs on a kernel without Landlock too, where a program can write into other processes of its user.
     pub without_landlock: bool,
     /// Tells the user one line.
@@ -57,6 +59,11 @@ pub fn run(plan: Plan) -> io::Result<u8> {
     if !seccomp::is_supported() {
         return Err(io::Error::other(
             "this kernel hands no system calls over (seccomp user notification): vnplug sandbox needs Linux 5.14",
+        ));
+    }
+    if plan.writable.is_some() && !seccomp::waits_for_us() {
+        return Err(io::Error::other(
+            "this kernel lets signals end a call that is being judged: --files needs Linux 5.19",
         ));
     }
     if plan.words.is_empty() {
@@ -92,6 +99,7 @@ pub fn run(plan: Plan) -> io::Result<u8> {
                     network: plan.network,
                     judging: plan.judging,
                     writable: plan.writable,
+                    runnable: plan.runnable,
                     finish: plan.finish,
                     table,
                     keeper: theirs,

@@ -23,6 +23,7 @@ pub(crate) struct Supervision {
     pub(crate) judging: MakeJudging,
     /// See `Serving`.
     pub(crate) writable: Option<Vec<PathBuf>>,
+    pub(crate) runnable: Vec<PathBuf>,
     pub(crate) finish: Option<Finish>,
     pub(crate) table: Arc<Table>,
     /// To the keeper.
@@ -39,6 +40,7 @@ pub(crate) fn supervise(supervision: Supervision) -> io::Result<u8> {
         network,
         judging,
         writable,
+        runnable,
         finish,
         table,
         keeper,
@@ -93,6 +95,8 @@ pub(crate) fn supervise(supervision: Supervision) -> io::Result<u8> {
         table: Arc::clone(&table),
         judging,
         writable,
+        runnable,
+        program: pid,
     })?;
     rustix::io::write(&ours, &[1])?;
     let mut told = [0; 5];

@@ -1,11 +1,18 @@
-//! P30: the program's own call goes on only where registers alone decided. Every such place is in this list.
+//! P30: the program's own call goes on only where registers alone decided, or where what the kernel made of it is judged
+//! before it can do anything. Every such place is in this list.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::path::Path;
 
 /// File, and what its line says after `CONTINUE:`.
-const PLACES: &[(&str, &str)] = &[("calls/serve.rs", "socket(2) is judged by its registers")];
+const PLACES: &[(&str, &str)] = &[
+    (
+        "calls/execute.rs",
+        "what execve(2) made is looked at before it runs",
+    ),
+    ("calls/serve.rs", "socket(2) is judged by its registers"),
+];
 
 #[test]
 fn a_programs_call_goes_on_only_at_places_that_are_listed() {

@@ -39,12 +39,15 @@ pub(super) struct Run {
     /// Run without Landlock if the kernel has none: the program can then write into other processes of yours
     #[arg(long)]
     without_landlock: bool,
-    /// Ask about files that the program opens to write, makes, removes or renames
+    /// Ask about files that the program opens to write, makes, removes, renames or runs
     #[arg(long)]
     files: bool,
     /// With --files: below this directory there is no question
     #[arg(long, value_name = "DIRECTORY", requires = "files")]
     writable: Vec<PathBuf>,
+    /// With --files: programs below this directory run without a question, as those of the system do
+    #[arg(long, value_name = "DIRECTORY", requires = "files")]
+    runnable: Vec<PathBuf>,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     words: Vec<OsString>,
@@ -71,11 +74,13 @@ impl Run {
         // Made in the supervisor, and ended there.
         let session = Rc::new(RefCell::new(None));
         let its = session.clone();
-        let places = self.writable.iter().map(|place| {
-            let place = place.canonicalize();
-            place.map_err(|error| Failure::about("--writable", error))
-        });
-        let places: Vec<PathBuf> = places.collect::<Result<_, _>>()?;
+        let places = |places: &[PathBuf], option| -> Result<Vec<PathBuf>, Failure> {
+            let places = places.iter().map(|place| place.canonicalize());
+            let places: std::io::Result<_> = places.collect();
+            places.map_err(|error| Failure::about(option, error))
+        };
+        let writable = places(&self.writable, "--writable")?;
+        let runnable = places(&self.runnable, "--runnable")?;
         let plan = Plan {
             words: self.words,
             network,
@@ -131,7 +136,8 @@ impl Run {
                     session.gate.end();
                 }
             })),
-            writable: self.files.then_some(places),
+            writable: self.files.then_some(writable),
+            runnable,
             without_landlock: self.without_landlock,
             tell: out::note,
         };

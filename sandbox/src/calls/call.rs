@@ -1,5 +1,6 @@
 //! A system call that was handed over, as its registers say it.
 
+use super::execute::Execute;
 use super::files::Change;
 use crate::sys::seccomp::Notice;
 
@@ -49,6 +50,8 @@ pub(super) enum Call {
     },
     /// A change of files.
     Change(Change),
+    /// execve(2) and execveat(2)
+    Execute(Execute),
     /// sendmmsg(2)
     SendMany {
         socket: i32,
@@ -117,6 +120,7 @@ impl Call {
                 count: register[2] as u32,
                 flags: int(3),
             },
+            libc::SYS_execve | libc::SYS_execveat => Self::Execute(Execute::of(notice)),
             _ => Self::Change(Change::of(notice)?),
         })
     }

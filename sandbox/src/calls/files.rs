@@ -43,8 +43,8 @@ pub(super) enum Change {
 /// A path in the program's memory, and the descriptor of the directory that it starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct At {
-    directory: i32,
-    path: u64,
+    pub(super) directory: i32,
+    pub(super) path: u64,
 }
 
 /// A change whose files were looked up.
@@ -298,10 +298,11 @@ impl Change {
     }
 }
 
-struct Look<'a> {
-    thread: u32,
-    thread_fd: BorrowedFd<'a>,
-    home: &'a Home,
+/// Looks up what a thread means.
+pub(super) struct Look<'a> {
+    pub(super) thread: u32,
+    pub(super) thread_fd: BorrowedFd<'a>,
+    pub(super) home: &'a Home,
 }
 
 impl Look<'_> {
@@ -340,7 +341,7 @@ impl Look<'_> {
     }
 
     /// The file that a path means, as something that can only be pointed to.
-    fn existing(&self, at: At, follows: bool) -> Result<OwnedFd, i32> {
+    pub(super) fn existing(&self, at: At, follows: bool) -> Result<OwnedFd, i32> {
         let path = self.text(at.path)?;
         let mut flags = OFlags::PATH;
         flags.set(OFlags::NOFOLLOW, !follows);
@@ -368,6 +369,12 @@ impl Look<'_> {
         let directory = process::file_of(self.thread_fd, at.directory).map_err(number_of)?;
         let home = self.home.elsewhere(directory).map_err(number_of)?;
         open(&home, path).map_err(number_of)
+    }
+
+    /// Whether a path is the empty one.
+    pub(super) fn is_empty(&self, at: At) -> bool {
+        let mut first = [1];
+        memory::read(self.thread, at.path, &mut first).is_ok() && first == [0]
     }
 
     /// A text of the program's up to its zero byte.
@@ -481,10 +488,14 @@ fn reopen(file: &OwnedFd, flags: OFlags) -> io::Result<Made> {
 }
 
 /// A path of ours that means the file of a descriptor.
-fn own(file: &OwnedFd) -> String {
+pub(super) fn own(file: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
+/// Where the file of a descriptor is.
+///
+/// # Errors
+/// `EACCES` for files of `/proc`.
 pub(super) fn place_of(file: &OwnedFd) -> Result<PathBuf, i32> {
     // Processes are no files: Landlock keeps the program from writing into others, and it is not below us.
     if fstatfs(file).map_err(|error| error.raw_os_error())?.f_type == PROC_SUPER_MAGIC {

@@ -15,6 +15,7 @@
 mod address;
 mod call;
 mod control;
+mod execute;
 mod files;
 mod held;
 mod prepare;

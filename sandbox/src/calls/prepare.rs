@@ -157,6 +157,10 @@ pub(super) fn prepare(
             let proposal = writing(&mut looked, writable);
             (Task::Change(looked), proposal)
         }
+        Call::Execute(execute) => {
+            let program = execute.look(thread, thread_fd.as_fd())?;
+            (Task::Execute(program), None)
+        }
         Call::SendMany {
             socket,
             messages,

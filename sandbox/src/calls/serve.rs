@@ -11,6 +11,7 @@ use std::thread;
 
 use super::address::Kind;
 use super::call::Call;
+use super::execute::{self, Run};
 use super::files::Made;
 use super::prepare::{self, Prepared, Proposal, Sockets};
 use super::task::{self, Pending, SendMany, Task, Turn, Wait};
@@ -35,14 +36,23 @@ pub(crate) struct Serving {
     pub(crate) judging: Judging,
     /// Directories where files may change without a question; `None`: files are no matter.
     pub(crate) writable: Option<Vec<PathBuf>>,
+    /// Directories whose programs run without a question.
+    pub(crate) runnable: Vec<PathBuf>,
+    /// Process id of the program.
+    pub(crate) program: u32,
 }
 
 /// What the threads share.
 pub(super) struct Server {
     pub(super) listener: Listener,
     table: Arc<Table>,
-    judging: Judging,
+    pub(super) judging: Judging,
     writable: Option<Vec<PathBuf>>,
+    pub(super) runnable: Vec<PathBuf>,
+    /// Process id of the program until it runs: what the user has named is no question.
+    not_run: Mutex<Option<u32>>,
+    /// To the threads that follow what is run.
+    runs: Mutex<Option<Sender<Run>>>,
     /// Slots of the table that are free.
     free: Mutex<Vec<usize>>,
     /// Calls that wait for a verdict.
@@ -92,6 +102,8 @@ pub(crate) fn serve(serving: Serving) -> io::Result<()> {
         table,
         judging,
         writable,
+        runnable,
+        program,
     } = serving;
     let (lookups, to_look_up) = mpsc::channel();
     let server = Arc::new(Server {
@@ -99,6 +111,9 @@ pub(crate) fn serve(serving: Serving) -> io::Result<()> {
         table,
         judging,
         writable,
+        runnable,
+        not_run: Mutex::new(Some(program)),
+        runs: Mutex::default(),
         free: Mutex::new((0..SLOTS).rev().collect()),
         asked: Mutex::default(),
         queue: Mutex::default(),
@@ -120,6 +135,13 @@ pub(crate) fn serve(serving: Serving) -> io::Result<()> {
             std::process::abort();
         })
     };
+    if server.writable.is_some() {
+        let runs = execute::runners(|name, run| {
+            let server = Arc::clone(&server);
+            start(name, Box::new(move || run(server))).map(drop)
+        })?;
+        *lock(&server.runs) = Some(runs);
+    }
     let (held, looker) = (Arc::clone(&server), Arc::clone(&server));
     start(
         "held",
@@ -191,8 +213,8 @@ impl Server {
         let Prepared {
             thread_fd,
             identity,
-            task,
-            proposal,
+            mut task,
+            mut proposal,
         } = match prepared {
             Ok(prepared) => prepared,
             Err(0) => return self.answer(notice.id, slot, Answer::Done(0)),
@@ -201,6 +223,15 @@ impl Server {
         // What was read was this thread's if it still waits.
         if !self.listener.waits(notice.id) {
             return self.release(slot);
+        }
+        if let Task::Execute(program) = &mut task {
+            if lock(&self.not_run)
+                .take_if(|pid| *pid == notice.thread)
+                .is_some()
+            {
+                program.is_free();
+            }
+            proposal = program.next(&self.runnable);
         }
         let is_much = lock(&self.free).len() < RESERVE;
         let pending = Pending {
@@ -325,6 +356,13 @@ impl Server {
 
     /// Does a task as far as it goes without waiting.
     pub(super) fn carry_on(self: &Arc<Self>, mut pending: Pending) {
+        if let Task::Execute(program) = &mut pending.task {
+            // A script has an interpreter, which is a question of its own.
+            return match program.next(&self.runnable) {
+                Some(next) => self.propose(pending, next),
+                None => self.run(pending),
+            };
+        }
         self.tell_of_detour(&mut pending);
         let identity = pending.identity.as_ref();
         let turn = match &mut pending.task {
@@ -368,6 +406,8 @@ impl Server {
                 Ok(Made::Done) => Turn::of(Ok(())),
                 Err(error) => Turn::of(Err(error)),
             },
+            // Done above.
+            Task::Execute(_) => Turn::error(libc::ENOSYS),
             Task::Send(send) => send.turn(pending.thread, pending.thread_fd.as_fd(), identity),
             Task::SendMany(_) => self.send_many(&mut pending),
         };
@@ -385,6 +425,16 @@ impl Server {
                 self.own.add(place);
             }
         }))
+    }
+
+    /// Has a program run by a thread that follows it.
+    fn run(&self, pending: Pending) {
+        let who = self.known.seen(pending.thread);
+        let runs = lock(&self.runs);
+        if let (Some(runs), Some(run)) = (&*runs, Run::of(pending, who)) {
+            // Nobody takes it only if this process ends.
+            let _ = runs.send(run);
+        }
     }
 
     fn was_bound(&self, socket: BorrowedFd<'_>) {

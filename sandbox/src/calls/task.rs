@@ -12,6 +12,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::address::{Kind, encode_like};
 use super::control::{Control, number_of};
+use super::execute::Program;
 use super::files::Looked;
 use super::unix::{Home, Place, Spot};
 use crate::act::{Transport, Who};
@@ -75,6 +76,8 @@ pub(super) enum Task {
     },
     /// A change of files; what of its paths is still to be judged stands in it.
     Change(Looked),
+    /// A program is run; what of its files is still to be judged stands in it.
+    Execute(Program),
     Send(Send),
     SendMany(SendMany),
 }
@@ -182,7 +185,7 @@ impl Task {
     /// The socket that a waiting task waits for.
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
         Some(match self {
-            Self::Create | Self::Change(_) => return None,
+            Self::Create | Self::Change(_) | Self::Execute(_) => return None,
             Self::Connect(Connect { socket, .. })
             | Self::Bind { socket, .. }
             | Self::BindPath { socket, .. }

@@ -32,7 +32,7 @@ pub(crate) enum Answer {
     Done(i64),
     /// It fails with this number of an error.
     Error(i32),
-    /// The program's own call goes on. **Only** for what registers alone decided: `.ci/check-continue`
+    /// The program's own call goes on. **Only** where nothing depends on memory that can change: `tests/continues.rs`
     /// knows the places.
     Continue,
 }
@@ -108,6 +108,22 @@ pub(crate) fn is_supported() -> bool {
     };
     done && usize::from(sizes.seccomp_notif) == size_of::<libc::seccomp_notif>()
         && usize::from(sizes.seccomp_notif_resp) == size_of::<libc::seccomp_notif_resp>()
+}
+
+/// Whether a call that was received waits for its answer, whatever signals come but fatal ones (Linux 5.19).
+pub(crate) fn waits_for_us() -> bool {
+    let flags =
+        libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+    // SAFETY: without a program the call can only fail, and says which flags it knows before that.
+    unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            flags,
+            std::ptr::null::<libc::sock_fprog>(),
+        )
+    };
+    io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT)
 }
 
 impl Listener {

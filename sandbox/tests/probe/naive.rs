@@ -9,7 +9,10 @@ use crate::sys;
 
 /// Runs a program that may speak to one port (and with `udp` to another by UDP).
 pub(crate) fn run(options: &[String], program: &[String]) -> ExitCode {
-    let port: u16 = options[0].parse().unwrap();
+    let allows = match &options[0][..] {
+        "run" => Allows::AllBut(options[1].clone().into_bytes()),
+        port => Allows::Port(port.parse().unwrap()),
+    };
     let (to_parent, from_child) = pipe();
     let (to_child, from_parent) = pipe();
     let child = sys::fork();
@@ -20,6 +23,7 @@ pub(crate) fn run(options: &[String], program: &[String]) -> ExitCode {
             libc::SYS_sendto,
             libc::SYS_sendmsg,
             libc::SYS_sendmmsg,
+            libc::SYS_execve,
         ];
         let listener = sys::filter(&calls, true) as i32;
         rustix::io::write(&from_child, &listener.to_ne_bytes()).unwrap();
@@ -33,13 +37,21 @@ pub(crate) fn run(options: &[String], program: &[String]) -> ExitCode {
     let number = i32::from_ne_bytes(number) as u64;
     let listener = sys::call(libc::SYS_pidfd_getfd, [process as u64, number, 0, 0, 0, 0]);
     assert!(listener >= 0, "{listener}");
-    thread::spawn(move || serve(listener as i32, port));
+    thread::spawn(move || serve(listener as i32, &allows));
     rustix::io::write(&from_parent, &[1]).unwrap();
     let status = sys::status_of(child);
     ExitCode::from(u8::try_from(libc::WEXITSTATUS(status)).unwrap())
 }
 
-fn serve(listener: i32, port: u16) {
+/// What the naive supervisor lets go on.
+enum Allows {
+    /// What goes to this port.
+    Port(u16),
+    /// Running any program but this.
+    AllBut(Vec<u8>),
+}
+
+fn serve(listener: i32, allows: &Allows) {
     loop {
         let mut notice: libc::seccomp_notif = sys::zeroed();
         if !sys::request(listener, libc::SECCOMP_IOCTL_NOTIF_RECV, &mut notice) {
@@ -47,7 +59,16 @@ fn serve(listener: i32, port: u16) {
         }
         let mut response: libc::seccomp_notif_resp = sys::zeroed();
         response.id = notice.id;
-        if is_allowed(&notice, port) {
+        let is_allowed = match allows {
+            Allows::Port(_) if i64::from(notice.data.nr) == libc::SYS_execve => true,
+            Allows::Port(port) => is_allowed(&notice, *port),
+            Allows::AllBut(path) => {
+                let mut found = vec![0; path.len()];
+                sys::peek(notice.pid, notice.data.args[0], &mut found);
+                found != *path
+            }
+        };
+        if is_allowed {
             response.flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
         } else {
             response.error = -libc::EACCES;

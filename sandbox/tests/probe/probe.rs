@@ -5,6 +5,8 @@
 //! | `run ALLOWED… -- PROGRAM …` | a sandbox whose gate allows what the words say |
 //! | `naive PORT -- PROGRAM …` | the control: a supervisor that looks and lets the program go on |
 //! | `race KIND CALLS GOOD BAD` | changes arguments while a call is judged |
+//! | `naive run BAD -- PROGRAM …` | the same for programs that are run |
+//! | `run-race CALLS GOOD BAD` | changes the path while a program is run |
 //! | `channel NAME …` | one way around, once |
 //! | other words | see `acts.rs` |
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -13,6 +15,7 @@ mod acts;
 mod channels;
 mod naive;
 mod race;
+mod runs;
 mod sys;
 
 use std::fs::OpenOptions;
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
     match words.first().map(String::as_str) {
         Some("run") => sandboxed(options.to_vec(), program.to_vec()),
         Some("naive") => naive::run(options, program),
+        Some("run-race") => runs::race(options),
         Some("race") => race::run(options),
         Some("channel") => {
             for attempt in options {
@@ -49,12 +53,14 @@ fn main() -> ExitCode {
 }
 
 /// Runs a program in the sandbox. Each word allows something: `all`, `create`, an address and port, a Unix socket's path,
-/// `files` (these are asked about too), `writable=DIRECTORY`, `by-name` (only acts whose port is the number that the program has as its last argument), `log=FILE`.
+/// `files` (these are asked about too), `writable=DIRECTORY`, `runnable=DIRECTORY` beside `/usr`, `by-name` (only acts whose port is the number that the program has as its last argument), `log=FILE`.
 fn sandboxed(allowed: Vec<String>, program: Vec<String>) -> ExitCode {
     let mut writable = None;
+    let mut runnable = vec!["/usr".into()];
     for word in &allowed {
         match word.strip_prefix("writable=") {
             Some(directory) => writable.get_or_insert_with(Vec::new).push(directory.into()),
+            None if word.starts_with("runnable=") => runnable.push(word[9..].into()),
             None if word == "files" => writable = writable.or(Some(Vec::new())),
             None => {}
         }
@@ -85,6 +91,7 @@ fn sandboxed(allowed: Vec<String>, program: Vec<String>) -> ExitCode {
         judging: Box::new(move |_| Ok(Judging::by(Gate::of(judge)))),
         finish: None,
         writable,
+        runnable,
         without_landlock: false,
         tell: |line| eprintln!("sandbox-probe: {line}"),
     };

@@ -5,7 +5,7 @@
 )]
 
 use std::io;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 /// Memory that threads and processes share: the arguments of calls, at fixed places.
 #[derive(Clone, Copy)]
@@ -21,6 +21,7 @@ pub(crate) const ADDRESS: usize = 0;
 pub(crate) const GOOD: usize = 64;
 pub(crate) const BAD: usize = 128;
 pub(crate) const HEADER: usize = 4096;
+pub(crate) const PATH: usize = 6144;
 const PART: usize = 512;
 const DATA: usize = 2048;
 pub(crate) const LENGTH: usize = 8192;
@@ -90,6 +91,19 @@ impl Arena {
     pub(crate) fn name(&self) -> &AtomicU64 {
         // SAFETY: inside the mapping, and aligned: `msg_name` comes first.
         unsafe { &*self.0.add(HEADER).cast() }
+    }
+
+    /// A path of less than 2,048 bytes.
+    pub(crate) fn put_path(&self, path: &[u8]) {
+        for (at, byte) in path.iter().chain(&[0]).enumerate() {
+            self.byte(PATH + at).store(*byte, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn byte(&self, place: usize) -> &AtomicU8 {
+        assert!(place < LENGTH);
+        // SAFETY: inside the mapping.
+        unsafe { &*self.0.add(place).cast() }
     }
 
     pub(crate) fn at(&self, place: usize) -> u64 {

@@ -7,6 +7,7 @@ mod channels;
 mod closed;
 mod files;
 mod races;
+mod runs;
 mod support;
 mod who;
 mod works;
