@@ -3,8 +3,8 @@
 //!
 //! | kind | what | options |
 //! |---|---|---|
-//! | `af_packet` | interface (default: the name) | `direction=both\|rx\|tx`, `promiscuous=yes\|no`, `queues=N`, `block_size=SIZE`, `blocks=N`, `reserve=yes\|no`, `block_timeout_ms=N`, `snaplen=SIZE`, `hardware_timestamps=yes\|no`, `early=yes\|no` |
-//! | `af_xdp` | interface (default: the name) | `mode=auto\|zerocopy\|native\|generic`, `queues=all\|0+2`, `take=FILTER`, `fallback=yes\|no`, `promiscuous=yes\|no`, `frames=N`, `frame_size=2048\|4096`, `multi_buffer=yes\|no`, `timestamps=frame\|batch`, `coalesce=MICROSECONDS`, `busy_poll=MICROSECONDS`, `early=yes\|no`, `arena=copy\|umem\|vm` |
+//! | `af_packet` | interface (default: the name) | `direction=both\|rx\|tx`, `promiscuous=yes\|no`, `queues=N`, `block_size=SIZE`, `blocks=N`, `reserve=yes\|no`, `block_timeout_ms=N`, `snaplen=SIZE`, `hardware_timestamps=yes\|no`, `early=yes\|no`, `wait=yes\|no` |
+//! | `af_xdp` | interface (default: the name) | `mode=auto\|zerocopy\|native\|generic`, `queues=all\|0+2`, `take=FILTER`, `fallback=yes\|no`, `promiscuous=yes\|no`, `frames=N`, `frame_size=2048\|4096`, `multi_buffer=yes\|no`, `timestamps=frame\|batch`, `coalesce=MICROSECONDS`, `busy_poll=MICROSECONDS`, `early=yes\|no`, `wait=yes\|no`, `arena=copy\|umem\|vm` |
 //! | `pcap` | path of a pcap or pcapng file | `pace=recorded\|top\|2.5x`, `repeat=once\|forever\|N` |
 //! | `gen` | – | `size=60\|60-1514\|imix`, `pps=N\|max`, `count=N`, `flows=N`, `protocols=udp4+tcp4+icmp4+udp6+tcp6+icmp6`, `vlan=TCI`, `run=N`, `queues=N` |
 //! | `switch` | directory for programs of VDE | `hub=yes\|no`, `ports=N`, `ports_each=N`, `stations=N`, `stations_each=N`, `age=SECONDS`, `hold=SECONDS`, `storm=N/s`, `loops=log\|shut\|no`, `static=MAC@PORT/VLAN`, `default.KEY=VALUE`, `port.N.KEY=VALUE`, `longest=SIZE`, `uplink=INTERFACE[/KIND][/OPTION=VALUE…][+…]`, `vhost=PATH`, `vhostconnect=PATH:PATH…`, `stream=PATH`, `bess=PATH`, `dgram=DIR`, `mode=OCTAL`, `dirmode=OCTAL`, `group=NAME`, `mgmt=PATH`, `mgmtmode=OCTAL` |
@@ -41,6 +41,8 @@ pub struct SourceSpec {
     name: String,
     kind: String,
     options: BTreeMap<String, String>,
+    /// Whether an interface that does not exist is waited for, if no option says it.
+    waits: bool,
 }
 
 /// A source whose queues are open and whose threads have not begun.
@@ -86,7 +88,18 @@ impl SourceSpec {
             name: name.to_owned(),
             kind: kind.to_owned(),
             options,
+            waits: false,
         })
+    }
+
+    /// The same, waiting for an interface that does not exist unless an option says otherwise: what a file says is for hosts
+    /// whose interfaces come and go; who types a name wants to hear that it is wrong.
+    #[must_use]
+    pub fn waiting(self) -> Self {
+        Self {
+            waits: true,
+            ..self
+        }
     }
 
     /// The name that readers use.
@@ -116,6 +129,7 @@ impl SourceSpec {
         let mut options = Options {
             name: &self.name,
             left: self.options.clone(),
+            waits: self.waits,
         };
         let cpus = options.list("cpus", |text| text.parse().ok())?;
         let threads = options.number("threads")?;
@@ -319,6 +333,9 @@ impl OpenSource {
 /// The link type of every source.
 pub(crate) const LINKTYPE_ETHERNET: u32 = 1;
 
+/// The state of a queue whose interface was never there.
+const MISSING: &str = "missing";
+
 /// The kind of a source that is a switch.
 pub(crate) const SWITCH: &str = "switch";
 
@@ -331,11 +348,32 @@ fn af_packet(
     let interface = options
         .take("interface")
         .unwrap_or_else(|| options.name.to_owned());
+    let waits = options.waits()?;
     let config = af_packet_config(options, AfPacketConfig::new(interface))?;
     options.done()?;
     let description = format!("interface {}", config.interface);
     *asked = Some(Interface::new(config.interface.clone())?);
-    Ok(("af_packet", description, AfPacket::open(config)?, false))
+    Ok(("af_packet", description, packets(config, waits)?, false))
+}
+
+/// The queues of an interface; if it does not exist it may be waited for.
+fn packets(config: AfPacketConfig, waits: bool) -> Result<Vec<Box<dyn Queue>>, SourceError> {
+    if !waits {
+        let name = config.interface.clone();
+        let hint = |error: SourceError| match error.cause {
+            None if !Interface::new(name).is_ok_and(|it| it.is_there()) => {
+                SourceError::new(format!("{error} (or wait for it: wait=yes)"))
+            }
+            _ => error,
+        };
+        return AfPacket::open(config).map_err(hint);
+    }
+    let name = config.interface.clone();
+    let queues = AfPacket::open_when_there(config)?;
+    if queues.iter().any(|queue| queue.state() == MISSING) {
+        log::warn!(target: "source", "there is no interface {name:?} yet; it is waited for");
+    }
+    Ok(queues)
 }
 
 /// A configuration with what the options say.

@@ -81,7 +81,8 @@ pub(super) fn source(mut table: BTreeMap<String, toml::Value>) -> Result<SourceS
         .into_iter()
         .map(|(key, value)| Ok((key, option(value)?)))
         .collect::<Result<_, String>>()?;
-    SourceSpec::new(&name, &kind, options).map_err(|error| error.to_string())
+    let spec = SourceSpec::new(&name, &kind, options).map_err(|error| error.to_string())?;
+    Ok(spec.waiting())
 }
 
 /// Tables in a switch's table, as the command line has them: `port.3.vlan`.

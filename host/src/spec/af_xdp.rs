@@ -8,7 +8,7 @@ use super::{LINKTYPE_ETHERNET, Opened, Options};
 use crate::hub::SourceProgram;
 use vnplug_filter::{Compiler, Program};
 use vnplug_frame::Frame;
-use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction, Interface};
+use vnplug_path::source::af_packet::{AfPacketConfig, Direction, Interface};
 use vnplug_path::source::af_xdp::{AfXdp, AfXdpConfig, Mode};
 use vnplug_path::source::lent::PacketDir;
 use vnplug_path::source::{Queue, QueueCounters, Received, Seen, SourceError, Transmitter, Wake};
@@ -22,6 +22,7 @@ pub(super) fn open(
     let interface = options
         .take("interface")
         .unwrap_or_else(|| options.name.to_owned());
+    let waits = options.waits()?;
     let (mut config, fallback) = config(options, AfXdpConfig::new(interface), files)?;
     if program.is_some_and(|it| it.program.code().context() != vnplug_twin::Context::Xdp) {
         let what = "the program of an af_xdp source is one with SEC(\"xdp\")";
@@ -30,13 +31,16 @@ pub(super) fn open(
     config.program = program.map(|it| Arc::clone(&it.program));
     options.done()?;
     *asked = Some(Interface::new(config.interface.clone())?);
-    let unfit = match AfXdp::open(config.clone()) {
-        Ok(opened) => return Ok(("af_xdp", opened.how, opened.queues, false)),
-        Err(unfit) => unfit,
+    // An XDP program is loaded at the start or never: the rights to do so are given up then.
+    let is_awaited = waits && fallback && !asked.as_ref().is_some_and(Interface::is_there);
+    let unfit = match is_awaited {
+        true => "the interface does not exist yet".to_owned(),
+        false => match AfXdp::open(config.clone()) {
+            Ok(opened) => return Ok(("af_xdp", opened.how, opened.queues, false)),
+            Err(unfit) if !fallback || !unfit.xdp_only => return Err(unfit.error),
+            Err(unfit) => unfit.to_string(),
+        },
     };
-    if !fallback || !unfit.xdp_only {
-        return Err(unfit.error);
-    }
     let name = &config.interface;
     log::warn!(
         target: "source",
@@ -44,7 +48,7 @@ pub(super) fn open(
     );
     let description = format!("interface {name}, packet socket instead of XDP: {unfit}");
     let interface = config.interface.clone();
-    let mut queues = instead(config)?;
+    let mut queues = instead(config, is_awaited)?;
     if let Some(program) = program {
         queues = super::programmed::all(queues, program, Some(&interface))?;
     }
@@ -119,13 +123,14 @@ pub(super) fn config(
 }
 
 /// The same frames by packet sockets; the host receives them as well.
-fn instead(config: AfXdpConfig) -> Result<Vec<Box<dyn Queue>>, SourceError> {
-    let queues = AfPacket::open(AfPacketConfig {
+fn instead(config: AfXdpConfig, waits: bool) -> Result<Vec<Box<dyn Queue>>, SourceError> {
+    let packets = AfPacketConfig {
         direction: Direction::Rx,
         promiscuous: config.promiscuous,
         queues: config.queues.len().max(1) as u32,
         ..AfPacketConfig::new(config.interface)
-    })?;
+    };
+    let queues = super::packets(packets, waits)?;
     let Some(take) = config.take else {
         return Ok(queues);
     };

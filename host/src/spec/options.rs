@@ -12,11 +12,18 @@ use vnplug_ring::units;
 pub(super) struct Options<'a> {
     pub(super) name: &'a str,
     pub(super) left: BTreeMap<String, String>,
+    /// What [`waits`](Self::waits) says if nobody else does.
+    pub(super) waits: bool,
 }
 
 impl Options<'_> {
     pub(super) fn take(&mut self, key: &str) -> Option<String> {
         self.left.remove(key)
+    }
+
+    /// Whether an interface that does not exist is waited for.
+    pub(super) fn waits(&mut self) -> Result<bool, SourceError> {
+        Ok(self.flag("wait")?.unwrap_or(self.waits))
     }
 
     pub(super) fn bad(&self, key: &str, value: &str, want: impl Display) -> SourceError {

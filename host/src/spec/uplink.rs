@@ -46,6 +46,7 @@ pub(super) fn of(
     let mut own = Options {
         name: options.name,
         left,
+        waits: false,
     };
     let there = Interface::new(interface)?;
     let is_twin = own.flag("twin")?.unwrap_or(false);

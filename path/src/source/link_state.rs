@@ -25,8 +25,7 @@ impl LinkState {
 
     /// The interface is gone; the first look for another is at `at`.
     pub(super) fn gone(at: Instant) -> Self {
-        let pause = MIN_PAUSE;
-        Self::Gone(Retry { at, pause })
+        Self::Gone(Retry::at(at))
     }
 
     /// In `vnplug list`.
@@ -40,6 +39,14 @@ impl LinkState {
 }
 
 impl Retry {
+    /// The first look is then.
+    pub(super) fn at(at: Instant) -> Self {
+        Self {
+            at,
+            pause: MIN_PAUSE,
+        }
+    }
+
     /// Whether it is time for a look.
     pub(super) fn is_due(self, now: Instant) -> bool {
         now >= self.at

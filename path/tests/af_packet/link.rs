@@ -112,3 +112,40 @@ fn finds_an_interface_that_was_deleted_and_made_again() {
         assert_eq!(taken.iter().sum::<u64>(), sent, "each frame once");
     });
 }
+
+#[test]
+fn waits_for_an_interface_that_was_never_there() {
+    isolated(|| {
+        assert!(AfPacket::open(rx("va")).is_err(), "it is there");
+        let mut queues = AfPacket::open_when_there(AfPacketConfig {
+            queues: 2,
+            ..rx("va")
+        })
+        .expect("open");
+        for queue in &mut queues {
+            until_queue_state(queue.as_mut(), "missing");
+            assert!(
+                queue.transmitter().is_some(),
+                "ports may send once it is there"
+            );
+        }
+        veth();
+        for queue in &mut queues {
+            until_queue_state(queue.as_mut(), "up");
+        }
+        let sender = Sender::new("vb");
+        (1000..1100).for_each(|port| assert!(sender.send(&udp(port, 53))));
+        let got = read_shared(&mut queues, 100);
+        // Each came to one queue, and nothing was lost that a reader would have to know of.
+        for (queue, got) in queues.iter_mut().zip(got) {
+            assert!(got.iter().all(|it| it.flags == 0));
+            let counters = queue.counters();
+            assert_eq!((counters.seen, counters.rebinds), (got.len() as u64, 0));
+        }
+        // From now on it is a queue like others.
+        ip("link del va");
+        for queue in &mut queues {
+            until_queue_state(queue.as_mut(), "gone");
+        }
+    });
+}

@@ -28,6 +28,7 @@
 //!   one of them sends, so the queue shows it to the fanout by itself (`outbox.rs`), unless it is of a
 //!   direction that is not captured or, on loopback, comes back.
 
+mod awaited;
 mod block;
 mod interfaces;
 mod load;
@@ -193,6 +194,21 @@ const MIN_SHARED_BLOCKS: u32 = 96;
 pub struct AfPacket;
 
 impl AfPacket {
+    /// As [`open`](Self::open), but an interface that does not exist is waited for: until there is one of that name, the queues
+    /// are `missing` and have nothing.
+    ///
+    /// # Errors
+    /// As of [`open`](Self::open), of what is there.
+    pub fn open_when_there(config: AfPacketConfig) -> Result<Vec<Box<dyn Queue>>, SourceError> {
+        config.check()?;
+        let opener = Arc::new(socket::Opener::new(config));
+        if opener.is_there()? {
+            return Self::open(opener.config().clone());
+        }
+        let queue = |_| Box::new(awaited::Awaited::new(Arc::clone(&opener))) as Box<_>;
+        Ok((0..opener.config().queues).map(queue).collect())
+    }
+
     /// Starts to receive; gives one [`Queue`] for each of `config.queues`.
     ///
     /// An interface that goes down, or is deleted and made again, does not end a queue: it goes on

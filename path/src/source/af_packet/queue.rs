@@ -54,6 +54,11 @@ pub(super) struct PacketQueue {
 impl PacketQueue {
     pub(super) fn new(opener: Arc<Opener>, bound: Bound) -> Self {
         let seat = opener.seat(bound.link);
+        Self::with_seat(opener, bound, seat)
+    }
+
+    /// Whose early filters are made for this seat.
+    pub(super) fn with_seat(opener: Arc<Opener>, bound: Bound, seat: Result<Seat, String>) -> Self {
         let outbox = Outbox::new(opener.config().offload);
         let mut queue = Self {
             opener,

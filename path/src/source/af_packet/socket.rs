@@ -200,14 +200,23 @@ impl Opener {
         }
     }
 
+    /// Whether there is an interface of that name now.
+    pub(super) fn is_there(&self) -> Result<bool, SourceError> {
+        let socket = Socket::open().map_err(cannot_open)?;
+        match interface::link(&socket, &self.config.interface) {
+            Err(cause) if is_absent(&cause) => Ok(false),
+            _ => self.link(&socket).map(|_| true),
+        }
+    }
+
     /// Asks about the interface by name.
     pub(super) fn link(&self, socket: &Socket) -> Result<Link, SourceError> {
         let name = &self.config.interface;
-        interface::link(socket, name).map_err(|cause| match cause.raw_os_error() {
-            Some(libc::ENODEV | libc::ENXIO) => SourceError::new(format!(
+        interface::link(socket, name).map_err(|cause| match is_absent(&cause) {
+            true => SourceError::new(format!(
                 "no interface {name:?} here; list them with: ip link"
             )),
-            _ => SourceError::io(format!("cannot ask about interface {name:?}"), cause),
+            false => SourceError::io(format!("cannot ask about interface {name:?}"), cause),
         })
     }
 
@@ -315,6 +324,10 @@ fn program(direction: Direction, snaplen: u32) -> Vec<sock_filter> {
         Direction::Rx => vec![load_type, outgoing(0, 1), DROP, accept],
         Direction::Tx => vec![load_type, outgoing(1, 0), DROP, accept],
     }
+}
+
+fn is_absent(cause: &io::Error) -> bool {
+    matches!(cause.raw_os_error(), Some(libc::ENODEV | libc::ENXIO))
 }
 
 fn cannot_open(cause: io::Error) -> SourceError {
