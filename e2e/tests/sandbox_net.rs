@@ -143,11 +143,8 @@ fn an_ordinary_user_has_a_wire_and_a_recording_of_it() {
     );
 }
 
-#[test]
-fn names_are_judged_and_then_asked_of_the_server_on_the_wire() {
-    let lab = Lab::new().unwrap();
-    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
-    let station = greeter(&lab, &daemon);
+/// A server on the station that gives its address to every name below `test`.
+fn name_server(lab: &Lab, station: &Station) -> Running {
     let mut server = station.netns.command("dnsmasq");
     server.args([
         "--keep-in-foreground",
@@ -159,11 +156,20 @@ fn names_are_judged_and_then_asked_of_the_server_on_the_wire() {
         "--address=/test/203.0.113.2",
         "--pid-file=",
     ]);
-    let _server = Running::start(server, &lab, "dnsmasq").unwrap();
+    let running = Running::start(server, lab, "dnsmasq").unwrap();
     let listens = || station.netns.exec(&["ss", "-lnu"]).unwrap();
     eventually("the server is there", || {
         listens().contains("203.0.113.2:53")
     });
+    running
+}
+
+#[test]
+fn names_are_judged_and_then_asked_of_the_server_on_the_wire() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let station = greeter(&lab, &daemon);
+    let _server = name_server(&lab, &station);
     let rules = lab.dir().join("rules.toml");
     let allow = "default = 'deny'\n[[rule]]\nsay = 'allow'\nto = 'greeter.test'\n";
     std::fs::write(&rules, allow).unwrap();
@@ -184,6 +190,61 @@ fn names_are_judged_and_then_asked_of_the_server_on_the_wire() {
     let told = greeted("greeter.test");
     assert!(told.contains("good morning"), "{told}");
     assert!(frames(&mut at_switch) > 0, "{told}");
+    daemon.audit();
+}
+
+#[test]
+fn a_client_of_tls_names_the_server_that_was_allowed_and_no_other_at_the_same_address() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let station = greeter(&lab, &daemon);
+    let _server = name_server(&lab, &station);
+    let file = |name: &str| lab.dir().join(name).display().to_string();
+    let (key, certificate) = (file("key.pem"), file("certificate.pem"));
+    let make = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt"])
+        .args(["ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=test"])
+        .args(["-keyout", &key, "-out", &certificate])
+        .output();
+    assert!(make.unwrap().status.success());
+    let mut server = station.netns.command("openssl");
+    server
+        .args(["s_server", "-accept", "203.0.113.2:443", "-www", "-quiet"])
+        .args(["-key", &key, "-cert", &certificate]);
+    let _tls = Running::start(server, &lab, "openssl").unwrap();
+    let listens = || station.netns.exec(&["ss", "-lnt"]).unwrap();
+    eventually("the server is there", || {
+        listens().contains("203.0.113.2:443")
+    });
+    let rules = file("rules.toml");
+    let allow = "default = 'deny'\n[[rule]]\nsay = 'allow'\nto = ['shop.test', 'bank.test']\n";
+    std::fs::write(&rules, allow).unwrap();
+    let fetched = |more: &str, url: &str, by: &str| {
+        let wire = format!("{WIRE},dns=203.0.113.2{more}");
+        let options = ["--net", &wire, "--profile", &rules, "--ask", "none"];
+        let by = format!("{by}:443:shop.test:443");
+        let words = ["curl", "-sk", "--max-time", "2", "--connect-to", &by, url];
+        let output = sandbox(&daemon, &options, &words).output().unwrap();
+        let text = said(&output);
+        (text.contains("s_server"), text)
+    };
+    for (more, url, by, passes) in [
+        ("", "https://shop.test/", "shop.test", true),
+        // The name of another server, which rules allow, at this address.
+        ("", "https://bank.test/", "bank.test", true),
+        // The control: it is the fence that stops it.
+        (",fence=off", "https://evil.test/", "evil.test", true),
+        // Last: this server goes on waiting for the rest.
+        ("", "https://evil.test/", "evil.test", false),
+    ] {
+        let (passed, text) = fetched(more, url, by);
+        assert_eq!(passed, passes, "{url} {more}: {text}");
+        assert_eq!(
+            text.contains("no rule allows evil.test at"),
+            !passes,
+            "{text}"
+        );
+    }
     daemon.audit();
 }
 

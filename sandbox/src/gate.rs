@@ -161,6 +161,31 @@ impl Gate {
             .allows_anybody(transport, to, &names, SystemTime::now())
     }
 
+    /// By which names of its address an act is allowed; `None` if it is by the address, whatever names that has.
+    pub(crate) fn names_allowing(&self, act: &Act) -> Option<Vec<Name>> {
+        let (policy, now) = (self.inner.policy(), SystemTime::now());
+        let may = |names: &[Name]| policy.decide(act, names, now).say == Say::Allow;
+        let all = self.names_of(act);
+        if all.is_empty() || may(&[]) {
+            return None;
+        }
+        let allowed: Vec<Name> = all
+            .iter()
+            .filter(|name| may(std::slice::from_ref(name)))
+            .cloned()
+            .collect();
+        // An answer that held for the one act.
+        Some(if allowed.is_empty() { all } else { allowed })
+    }
+
+    /// True if a rule that does not ask for the program allows this name there.
+    pub(crate) fn allows_name(&self, to: SocketAddr, name: &Name) -> bool {
+        let names = std::slice::from_ref(name);
+        self.inner
+            .policy()
+            .allows_anybody(Transport::Tcp, to, names, SystemTime::now())
+    }
+
     /// Nobody inside may reach the socket at `path`, or wherever its file is moved to.
     pub(crate) fn keep_private(&self, path: &Path) {
         lock(&self.inner.pinned).extend(pinned(&path.to_owned()));

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
+use crate::act::{Doing, Target, Transport};
 use crate::calls::{Serving, serve};
 use crate::program::{self, Start, become_program};
 use crate::run::{Finish, MakeJudging};
@@ -80,7 +81,13 @@ pub(crate) fn supervise(supervision: Supervision) -> io::Result<u8> {
     let mut judging = judging(&mut place)?;
     if let Some(fence) = place.fence() {
         let permit = judging.permit.take();
+        let gate = judging.gate.clone();
         judging.permit = Some(Box::new(move |act| {
+            if let (Transport::Tcp, Target::Internet(peer)) = (act.transport, &act.target)
+                && act.doing == Doing::Connect
+            {
+                fence.name(*peer, gate.names_allowing(act));
+            }
             fence.allow(act);
             if let Some(permit) = &permit {
                 permit(act);

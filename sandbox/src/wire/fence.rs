@@ -26,55 +26,31 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::counts::{Counts, Fate, Peer};
 use super::kept;
 use super::seen::{Arp, Packet, Seen, ipv4, ipv6};
+use super::served::{Segment, Served, Word};
 use super::sets::{Bounded, Lasting};
 use crate::act::{Act, Doing, Target, Transport};
 use crate::interface::cable::Guard;
+use crate::name::Name;
 
 /// Judges frames. All threads of the supervisor share it.
 pub struct Fence {
     state: Mutex<State>,
     rules: OnceLock<Rules>,
     addresses: OnceLock<Addresses>,
+    names: OnceLock<Names>,
 }
 
 /// Whether a rule that needs to know no program allows packets of this kind to, and from, this address.
 pub type Rules = Box<dyn Fn(Transport, SocketAddr) -> bool + Send + Sync>;
 
+/// Whether a rule that needs to know no program allows a server of this name.
+pub type Names = Box<dyn Fn(SocketAddr, &Name) -> bool + Send + Sync>;
+
 /// The IPv6 addresses that the interface has now, if that can be found out.
 pub type Addresses = Box<dyn Fn() -> Option<Vec<IpAddr>> + Send + Sync>;
-
-/// What became of frames, one way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Passed {
-    /// All that came.
-    pub all: u64,
-    /// Passed: of a flow that was permitted.
-    pub permitted: u64,
-    /// Passed: by a rule that needs no program.
-    pub ruled: u64,
-    /// Passed: what keeps an interface working (ARP, neighbour discovery, groups).
-    pub kept: u64,
-    /// Dropped: nobody permitted it.
-    pub denied: u64,
-    /// Dropped: of another sender than this interface, or for another receiver.
-    pub foreign: u64,
-    /// Dropped: no IP, or wrong.
-    pub odd: u64,
-}
-
-/// What became of frames, both ways.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Frames of programs.
-    pub sent: Passed,
-    /// Frames of the switch.
-    pub received: Passed,
-}
-
-/// Who is at the other end: how, address, port (0 where there are none).
-type Peer = (Transport, IpAddr, u16);
 
 #[derive(Debug)]
 struct State {
@@ -97,21 +73,12 @@ struct State {
     askers: Bounded<IpAddr>,
     /// Datagrams in parts whose first part passed, by who receives them.
     parts: Bounded<(IpAddr, IpAddr, u8, u32)>,
+    /// Whom clients of TLS may name.
+    served: Served,
     /// A packet socket was allowed: everything passes.
     all: bool,
     counts: Counts,
     told: HashSet<Peer>,
-}
-
-/// Why a frame passes, or does not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    Permitted,
-    Ruled,
-    Kept,
-    Denied(Peer),
-    Foreign,
-    Odd,
 }
 
 impl Fence {
@@ -131,6 +98,7 @@ impl Fence {
             ours: Lasting::new(MOST_OURS),
             askers: Bounded::new(MOST_ASKERS),
             parts: Bounded::new(MOST_PARTS),
+            served: Served::default(),
             all: false,
             counts: Counts::default(),
             told: HashSet::new(),
@@ -139,6 +107,7 @@ impl Fence {
             state: Mutex::new(state),
             rules: OnceLock::new(),
             addresses: OnceLock::new(),
+            names: OnceLock::new(),
         }
     }
 
@@ -152,6 +121,19 @@ impl Fence {
     pub fn ask_addresses(&self, addresses: Addresses) {
         // The first ones stay.
         let _ = self.addresses.set(addresses);
+    }
+
+    /// From now on clients of TLS may name servers that these rules allow, too.
+    pub fn ask_names(&self, names: Names) {
+        // The first ones stay.
+        let _ = self.names.set(names);
+    }
+
+    /// Connections to this peer are allowed by these names, and clients of TLS must name one of them; `None`: by its
+    /// address.
+    pub fn name(&self, peer: SocketAddr, names: Option<Vec<Name>>) {
+        let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+        self.lock().served.allow(peer, names);
     }
 
     /// An act was allowed: its packets may pass. Told before the act is done, since its first packet may leave at
@@ -227,7 +209,10 @@ impl Fence {
     /// Whether a frame that a program sent goes on.
     pub fn leaves(&self, frame: &[u8]) -> bool {
         let mut state = self.lock();
-        let fate = state.sent(frame, self.rules.get(), self.addresses.get());
+        let mut fate = state.sent(frame, self.rules.get(), self.addresses.get());
+        if fate.passes() && !state.all {
+            fate = state.sent_on(fate, frame, self.names.get());
+        }
         state.counts.sent.count(fate);
         if let Fate::Denied(peer) = fate {
             state.tell(peer);
@@ -287,6 +272,34 @@ impl State {
                 }
             }
             Seen::Other | Seen::Malformed => Fate::Odd,
+        }
+    }
+
+    /// What becomes of a frame that passes so far, by the server that it names.
+    fn sent_on(&mut self, fate: Fate, frame: &[u8], names: Option<&Names>) -> Fate {
+        let Some((packet, own, port)) = tcp(frame) else {
+            return fate;
+        };
+        let peer = SocketAddr::new(packet.to, port);
+        // A segment in parts could be put together as another than is seen.
+        let segment = match packet.more {
+            true => None,
+            false => Segment::of(packet.body),
+        };
+        let may = |name: &Name| names.is_some_and(|names| names(peer, name));
+        match self.served.sent(peer, own, segment, may) {
+            Word::Passes => fate,
+            Word::Refused(name) => {
+                if let Some(name) = name
+                    && self.told.len() < MOST_TOLD
+                {
+                    self.told.insert((Transport::Tcp, peer.ip(), own));
+                    log::warn!(
+                        "no rule allows {name} at {peer}: what names it by TLS is dropped at the wire"
+                    );
+                }
+                Fate::Denied((Transport::Tcp, peer.ip(), peer.port()))
+            }
         }
     }
 
@@ -413,6 +426,10 @@ impl State {
 
     fn received_packet(&mut self, packet: &Packet<'_>, rules: Option<&Rules>) -> Fate {
         let from = packet.from;
+        if let (TCP, Some((port, own))) = (packet.protocol, packet.ports()) {
+            let peer = SocketAddr::new(from, port);
+            self.served.received(peer, own, Segment::of(packet.body));
+        }
         let icmp = (Transport::Icmp, from, 0);
         match packet.protocol {
             IGMP => Fate::Kept,
@@ -552,43 +569,22 @@ impl State {
     }
 }
 
-impl Passed {
-    fn count(&mut self, fate: Fate) {
-        self.all += 1;
-        *match fate {
-            Fate::Permitted => &mut self.permitted,
-            Fate::Ruled => &mut self.ruled,
-            Fate::Kept => &mut self.kept,
-            Fate::Denied(_) => &mut self.denied,
-            Fate::Foreign => &mut self.foreign,
-            Fate::Odd => &mut self.odd,
-        } += 1;
-    }
-
-    /// All that passed.
-    #[must_use]
-    pub fn passed(&self) -> u64 {
-        self.permitted + self.ruled + self.kept
-    }
-
-    /// All that did not.
-    #[must_use]
-    pub fn dropped(&self) -> u64 {
-        self.denied + self.foreign + self.odd
-    }
-}
-
-impl Fate {
-    fn passes(self) -> bool {
-        matches!(self, Self::Permitted | Self::Ruled | Self::Kept)
-    }
-}
-
 impl fmt::Debug for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Fence")
             .field("state", &self.state)
             .finish_non_exhaustive()
+    }
+}
+
+/// A packet of TCP that is no later part of one, and its ports.
+fn tcp(frame: &[u8]) -> Option<(Packet<'_>, u16, u16)> {
+    match Seen::of(frame) {
+        Seen::Ip(packet) if packet.protocol == TCP && !packet.later => {
+            let (from, to) = packet.ports()?;
+            Some((packet, from, to))
+        }
+        _ => None,
     }
 }
 

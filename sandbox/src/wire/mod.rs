@@ -9,11 +9,14 @@
 //! The supervisor is the cable: when it dies, the interface is gone and the port is free. Nobody has to be root, and the
 //! daemon needs no right that a reader of the switch would not need.
 
+mod counts;
 mod fence;
+pub mod hello;
 mod kept;
 mod netlink;
 mod plan;
 mod seen;
+mod served;
 mod sets;
 mod space;
 
@@ -33,7 +36,8 @@ use rustix::net::{AddressFamily, SocketType};
 use vnplug::{Client, Device, Port, PortOptions, Segments};
 use vnplug_frame::aggregate::MAX_SEGMENTS;
 
-pub use fence::{Addresses, Counts, Fence, Passed, Rules};
+pub use counts::{Counts, Passed};
+pub use fence::{Addresses, Fence, Names, Rules};
 pub use plan::WirePlan;
 
 use self::space::{Maker, Space, SpacePlan, TapWish};
@@ -41,6 +45,7 @@ use crate::act::Transport;
 use crate::gate::Gate;
 use crate::interface::cable::{Cable, Taken};
 use crate::interface::tally::Tally;
+use crate::name::Name;
 
 /// Why there is no wire, and what to do about it.
 #[derive(Debug)]
@@ -243,9 +248,11 @@ impl Place {
         let Self::Wire(wire) = self else {
             return Ok(());
         };
-        let gate = gate.clone();
+        let (gate, names) = (gate.clone(), gate.clone());
         let rules = move |transport, peer| gate.allows_packet(transport, peer);
         wire.fence.ask_rules(Box::new(rules));
+        let names = move |peer, name: &Name| names.allows_name(peer, name);
+        wire.fence.ask_names(Box::new(names));
         wire.start()
     }
 
