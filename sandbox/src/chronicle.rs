@@ -57,6 +57,8 @@ pub struct Sinks {
 
 /// Writes decisions down.
 pub struct Chronicle {
+    /// Somebody reads what was allowed, too.
+    all: bool,
     sender: SyncSender<Message>,
     lost: Arc<AtomicU64>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -74,6 +76,7 @@ impl Chronicle {
     /// The system's, if there can be no more threads.
     pub fn start(sinks: Sinks) -> std::io::Result<Self> {
         let (sender, receiver) = sync_channel(BACKLOG);
+        let all = sinks.lines.is_some() || sinks.learner.is_some();
         let lost = Arc::new(AtomicU64::new(0));
         let its_lost = lost.clone();
         let run = move || {
@@ -87,10 +90,16 @@ impl Chronicle {
             .name("vnplug-chronicle".to_owned())
             .spawn(run)?;
         Ok(Self {
+            all,
             sender,
             lost,
             thread: Mutex::new(Some(thread)),
         })
+    }
+
+    /// Whether a decision to allow something, or to refuse it, is written anywhere: to hand one over wakes a thread.
+    pub fn wants(&self, allowed: bool) -> bool {
+        self.all || !allowed
     }
 
     /// Writes a decision down, or counts it if there is no room.

@@ -359,12 +359,15 @@ impl Inner {
         verdict: Verdict,
         waited: Option<Waited>,
     ) {
-        if let Some(chronicle) = &self.chronicle {
+        let allowed = verdict == Verdict::Allow;
+        if let Some(chronicle) = &self.chronicle
+            && chronicle.wants(allowed)
+        {
             chronicle.write(Entry {
                 time: SystemTime::now(),
                 act: act.clone(),
                 names: names.to_vec(),
-                allowed: verdict == Verdict::Allow,
+                allowed,
                 reason,
                 waited,
             });

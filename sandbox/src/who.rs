@@ -1,15 +1,16 @@
 //! Who made a call: the process, the file it runs, its command line and its ancestors.
 //!
 //! A call's thread is held while it is looked at, so its number means this thread until the call is answered. What
-//! was learnt counts only if the call still waited afterwards; the caller asks (`Listener::waits`). A thread that was
-//! seen before is known again by a directory of `/proc` that was opened then (it never means another thread), by
-//! the file that it runs, and by its command line: exec changes one of them.
+//! was learnt counts only if the call still waited afterwards; the caller asks (`Listener::waits`). A process (where the
+//! kernel does not say which one, a thread) that was seen before is known again by a directory of `/proc` that was opened
+//! then (it never means another one), by the file that it runs, and by its command line: exec changes one of them, for
+//! all of its threads.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
@@ -35,6 +36,8 @@ type Process = (Version, Vec<u8>, Arc<Who>);
 #[derive(Debug)]
 struct Entry {
     directory: OwnedFd,
+    /// `cmdline` in it, which is read anew each time.
+    lines: File,
     version: Version,
     line: Vec<u8>,
     who: Arc<Who>,
@@ -50,10 +53,10 @@ struct Version {
     written: (i64, i64),
 }
 
-/// How many threads are remembered at most; each costs a descriptor.
+/// How many are remembered at most; each costs two descriptors.
 const MOST_THREADS: u64 = 4096;
 /// They may take so many of the descriptors that this process may have: one in this number.
-const SHARE: u64 = 4;
+const SHARE: u64 = 8;
 const MOST_HASHES: usize = 4096;
 const MOST_PROCESSES: usize = 1024;
 /// So much of a command line is kept.
@@ -69,7 +72,9 @@ impl Known {
         let threads = lock(&self.threads);
         let entry = threads.get(&thread)?;
         let version = version_in(&entry.directory).ok()?;
-        let is_same = version == entry.version && line_in(&entry.directory).ok()? == entry.line;
+        let mut room = [0; MOST_LINE_BYTES];
+        let line = line_of(&entry.lines, &mut room).ok()?;
+        let is_same = version == entry.version && line == entry.line;
         is_same.then(|| Arc::clone(&entry.who))
     }
 
@@ -94,7 +99,9 @@ impl Known {
             Mode::empty(),
         )?;
         let version = version_in(&directory)?;
-        let line = line_in(&directory)?;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let lines = File::from(openat(&directory, "cmdline", flags, Mode::empty())?);
+        let line = line_of(&lines, &mut [0; MOST_LINE_BYTES])?.to_vec();
         let pid = group_of(thread)?;
         let started = started(pid)?;
         let process = lock(&self.processes).get(&pid).cloned();
@@ -130,6 +137,7 @@ impl Known {
         }
         let entry = Entry {
             directory,
+            lines,
             version,
             line,
             who: Arc::clone(&who),
@@ -224,17 +232,10 @@ fn version_in(directory: &OwnedFd) -> io::Result<Version> {
     })
 }
 
-fn line_in(directory: &OwnedFd) -> io::Result<Vec<u8>> {
-    let file = openat(
-        directory,
-        "cmdline",
-        OFlags::RDONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
-    let mut line = vec![0; MOST_LINE_BYTES];
-    let length = File::from(file).read(&mut line)?;
-    line.truncate(length);
-    Ok(line)
+/// The command line as it is now.
+fn line_of<'a>(lines: &File, room: &'a mut [u8; MOST_LINE_BYTES]) -> io::Result<&'a [u8]> {
+    let length = lines.read_at(room, 0)?;
+    Ok(&room[..length])
 }
 
 /// A command line as words.

@@ -12,12 +12,15 @@ use super::task::{Accept, Connect, Send, SendMany, Task, is_nonblocking, until};
 use super::unix::{Own, Place, Spot};
 use crate::act::{Act, Doing, Target, Transport, Who};
 use crate::sys::identity::{self, Identity};
+use crate::sys::threads::Threads;
 use crate::sys::{memory, process, socket};
 
 /// A call that was read: what to do, and what to ask before.
 #[derive(Debug)]
 pub(super) struct Prepared {
-    pub(super) thread_fd: OwnedFd,
+    pub(super) thread_fd: Arc<OwnedFd>,
+    /// See `Pending`.
+    pub(super) process: u32,
     /// As whom it is done, if not as we are.
     pub(super) identity: Option<Identity>,
     pub(super) task: Task,
@@ -47,9 +50,10 @@ impl Proposal {
 
 type Number = i32;
 
-/// What is known of files of Unix sockets.
+/// What is known of threads, and of files of Unix sockets.
 #[derive(Clone, Copy)]
-pub(super) struct Sockets<'a> {
+pub(super) struct Around<'a> {
+    pub(super) threads: &'a Threads,
     /// Those that programs of the sandbox have bound.
     pub(super) own: &'a Own,
     /// By device and number: those that nobody inside may reach, and how the gate calls them.
@@ -63,16 +67,16 @@ pub(super) struct Sockets<'a> {
 pub(super) fn prepare(
     call: Call,
     thread: u32,
-    sockets: Sockets<'_>,
+    around: Around<'_>,
     was_judged: impl Fn(u64) -> bool,
     writable: Option<&[PathBuf]>,
 ) -> Result<Prepared, Number> {
-    let thread_fd = process::thread_fd(thread).map_err(number_of)?;
-    let identity = Identity::of(thread).map_err(number_of)?;
+    let (thread_fd, told) = around.threads.get(thread).map_err(number_of)?;
+    let identity = Identity::of(thread, told).map_err(number_of)?;
     let reader = Reader {
         thread,
         thread_fd: thread_fd.as_fd(),
-        sockets: Some(sockets),
+        around: Some(around),
     };
     let (task, proposal) = match call {
         Call::Socket {
@@ -186,6 +190,7 @@ pub(super) fn prepare(
         }
     };
     Ok(Prepared {
+        process: told.map_or(thread, |told| told.process),
         thread_fd,
         identity,
         task,
@@ -240,7 +245,7 @@ pub(super) fn further(
         thread,
         thread_fd,
         // It goes where the first one goes.
-        sockets: None,
+        around: None,
     };
     let at = many.messages.wrapping_add(u64::from(index) * ENTRY_BYTES);
     let message = reader.message(at).map_err(Some)?;
@@ -272,7 +277,7 @@ pub(super) fn sent_at(messages: u64, index: u32) -> u64 {
 struct Reader<'a> {
     thread: u32,
     thread_fd: BorrowedFd<'a>,
-    sockets: Option<Sockets<'a>>,
+    around: Option<Around<'a>>,
 }
 
 /// What a `struct msghdr` names, copied; data is only listed.
@@ -306,17 +311,19 @@ impl Reader<'_> {
         let (socket, kind) = self.socket(socket)?;
         let name = Name::of(kind, Purpose::Connect, &self.bytes(address)?)?;
         let (to, place, proposal) = self.target(kind, name)?;
-        let connect = self.connecting(socket, to, place);
+        let connect = self.connecting(socket, kind, to, place);
         Ok((Task::Connect(connect), proposal))
     }
 
     fn connecting(
         &self,
         socket: OwnedFd,
+        kind: Kind,
         to: Option<socket::Address>,
         place: Option<Place>,
     ) -> Connect {
-        let blocks = !is_nonblocking(socket.as_fd());
+        // Nothing has to come back before a socket of datagrams is connected.
+        let blocks = kind.kind != libc::SOCK_DGRAM && !is_nonblocking(socket.as_fd());
         let until = blocks
             .then(|| until(socket.as_fd(), libc::SO_SNDTIMEO))
             .flatten();
@@ -407,10 +414,10 @@ impl Reader<'_> {
             Name::Path(path) => {
                 let place = Place::of(self.thread, &path).map_err(number_of)?;
                 let number = place.number().map_err(number_of)?;
-                let sockets = self.sockets.ok_or(libc::EINVAL)?;
-                let proposal = match (sockets.private)(number) {
+                let around = self.around.ok_or(libc::EINVAL)?;
+                let proposal = match (around.private)(number) {
                     Some(path) => connect(Target::Path(path)),
-                    None if sockets.own.has(number) => None,
+                    None if around.own.has(number) => None,
                     None => connect(Target::Path(place.path.clone())),
                 };
                 (Some(place.address()), Some(place), proposal)
@@ -518,7 +525,7 @@ impl Reader<'_> {
             proposal = asked;
             if fast {
                 let socket = socket.try_clone().map_err(number_of)?;
-                connect = Some(self.connecting(socket, address, file));
+                connect = Some(self.connecting(socket, kind, address, file));
             } else {
                 (to, place) = (address, file);
             }
@@ -613,11 +620,12 @@ mod tests {
                 socket: socket.as_raw_fd(),
                 address,
             };
-            let sockets = Sockets {
+            let around = Around {
+                threads: &Threads::default(),
                 own: &Own::default(),
                 private: &|_| None,
             };
-            let prepared = prepare(call, std::process::id(), sockets, |_| false, None).unwrap();
+            let prepared = prepare(call, std::process::id(), around, |_| false, None).unwrap();
             let doing = prepared.proposal.map(|proposal| proposal.doing);
             assert_eq!(doing, is_judged.then_some(Doing::Create));
         }
@@ -642,12 +650,13 @@ mod tests {
                 length: address.len() as u64,
             },
         };
-        let sockets = Sockets {
+        let around = Around {
+            threads: &Threads::default(),
             own: &Own::default(),
             private: &|_| None,
         };
         let thread = std::process::id();
-        let prepared = prepare(call, thread, sockets, |_| false, writable).unwrap();
+        let prepared = prepare(call, thread, around, |_| false, writable).unwrap();
         std::fs::rename(dir.path("judged"), dir.path("moved")).unwrap();
         std::os::unix::fs::symlink("closed", dir.path("judged")).unwrap();
         std::thread::scope(|scope| {

@@ -13,7 +13,7 @@ use super::address::Kind;
 use super::call::Call;
 use super::execute::{self, Run};
 use super::files::Made;
-use super::prepare::{self, Prepared, Proposal, Sockets};
+use super::prepare::{self, Around, Prepared, Proposal};
 use super::task::{self, Pending, SendMany, Task, Turn, Wait};
 use super::unix::{Own, Place};
 use crate::act::Act;
@@ -23,6 +23,7 @@ use crate::sys::identity::Identity;
 use crate::sys::memory::Memory;
 use crate::sys::seccomp::{Answer, Listener, Notice};
 use crate::sys::table::{SLOTS, Table};
+use crate::sys::threads::Threads;
 use crate::sys::{lock, process};
 use crate::who::Known;
 
@@ -65,6 +66,7 @@ pub(super) struct Server {
     /// Sockets whose address was judged when they were bound.
     bound: Mutex<HashSet<u64>>,
     known: Known,
+    threads: Threads,
     lookups: Mutex<Sender<(Pending, Proposal)>>,
     /// Process id of the supervisor.
     root: u32,
@@ -124,6 +126,7 @@ pub(crate) fn serve(serving: Serving) -> io::Result<()> {
         own: Own::default(),
         bound: Mutex::default(),
         known: Known::default(),
+        threads: Threads::default(),
         lookups: Mutex::new(lookups),
         root: std::process::id(),
     });
@@ -165,13 +168,16 @@ pub(crate) fn serve(serving: Serving) -> io::Result<()> {
             process::own_directory();
             DOES.set(true);
             server.receive();
+            loop {
+                thread::park();
+            }
         }),
     )?;
     Ok(())
 }
 
 impl Server {
-    /// Receives calls for ever.
+    /// Receives calls as long as there is somebody who can make them.
     fn receive(self: &Arc<Self>) {
         loop {
             let Some(slot) = lock(&self.free).pop() else {
@@ -184,6 +190,8 @@ impl Server {
                 Err(error) => {
                     lock(&self.free).push(slot);
                     match error.raw_os_error() {
+                        // Its last process has ended; the kernel would say so again and again.
+                        Some(libc::ENOENT) if self.listener.is_over() => return,
                         // The caller was killed before.
                         Some(libc::ENOENT | libc::EINTR) => {}
                         _ => {
@@ -201,17 +209,19 @@ impl Server {
             Some(call) => {
                 let was_judged = |cookie| lock(&self.bound).contains(&cookie);
                 let private = |number| self.judging.gate.private_file(number);
-                let sockets = Sockets {
+                let around = Around {
+                    threads: &self.threads,
                     own: &self.own,
                     private: &private,
                 };
                 let writable = self.writable.as_deref();
-                prepare::prepare(call, notice.thread, sockets, was_judged, writable)
+                prepare::prepare(call, notice.thread, around, was_judged, writable)
             }
             None => Err(libc::ENOSYS),
         };
         let Prepared {
             thread_fd,
+            process,
             identity,
             mut task,
             mut proposal,
@@ -239,6 +249,7 @@ impl Server {
             slot,
             thread: notice.thread,
             thread_fd,
+            process,
             identity,
             task,
             detoured: None,
@@ -252,7 +263,7 @@ impl Server {
 
     /// Has an act judged.
     pub(super) fn propose(self: &Arc<Self>, pending: Pending, proposal: Proposal) {
-        let who = self.known.seen(pending.thread);
+        let who = self.known.seen(pending.process);
         let Some(who) = who else {
             // Nobody takes it only if this process ends.
             let _ = lock(&self.lookups).send((pending, proposal));
@@ -265,11 +276,17 @@ impl Server {
     }
 
     fn look_up(self: &Arc<Self>, pending: Pending, proposal: Proposal) {
-        let looked = self.known.look(pending.thread, self.root, || {
-            self.listener.waits(pending.id)
-        });
+        let waits = || self.listener.waits(pending.id);
+        let known = &self.known;
+        let mut looked = known.look(pending.process, self.root, waits);
+        if looked.is_err() && pending.process != pending.thread {
+            // The first thread of its process has ended, and shows neither file nor command line any more.
+            looked = known.look(pending.thread, self.root, waits);
+        }
         if !self.listener.waits(pending.id) {
-            self.known.forget(pending.thread);
+            for number in [pending.process, pending.thread] {
+                self.known.forget(number);
+            }
             return self.release(pending.slot);
         }
         match looked {
@@ -413,7 +430,12 @@ impl Server {
         };
         self.tell_of_detour(&mut pending);
         match turn {
-            Turn::Answer(answer) => self.answer(pending.id, pending.slot, answer),
+            Turn::Answer(answer) => {
+                let (id, slot) = (pending.id, pending.slot);
+                // Our copy of the socket first: what the program closes then is closed, and its port free.
+                drop(pending);
+                self.answer(id, slot, answer);
+            }
             Turn::Wait(wait) => self.hand_over(Job::Hold(Box::new(pending), wait)),
         }
     }

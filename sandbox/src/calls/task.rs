@@ -31,7 +31,9 @@ pub(super) struct Pending {
     /// The thread that made it.
     pub(super) thread: u32,
     /// Names the thread for good.
-    pub(super) thread_fd: OwnedFd,
+    pub(super) thread_fd: Arc<OwnedFd>,
+    /// Its process; on kernels that do not say it, the thread again.
+    pub(super) process: u32,
     /// As whom it is done, if not as we are.
     pub(super) identity: Option<Identity>,
     /// What is to be done.

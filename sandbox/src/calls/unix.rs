@@ -186,7 +186,7 @@ impl Home {
             root,
             is_ours,
             thread,
-            identity: Identity::of(thread)?,
+            identity: Identity::of(thread, None)?,
         })
     }
 
@@ -253,7 +253,7 @@ impl Home {
             root: self.root.try_clone()?,
             is_ours: self.is_ours,
             thread: self.thread,
-            identity: Identity::of(self.thread)?,
+            identity: Identity::of(self.thread, None)?,
         })
     }
 

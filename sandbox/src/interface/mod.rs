@@ -179,6 +179,14 @@ impl Tap {
         }
     }
 
+    /// Its network namespace takes the interface down when it ends, and nobody waits for that: closing the last queue
+    /// of one that is not left takes until all processors have forgotten it (12 to 44 ms on two of them).
+    pub fn leave(&self) {
+        if let Err(error) = tun::set_persistent(self.queues[0].as_fd()) {
+            log::debug!("{} is removed now: {error}", self.name);
+        }
+    }
+
     /// Offers what the kernel knows: UDP super-frames since Linux 6.2.
     fn take_super_frames(&self) -> Result<(), InterfaceError> {
         let tcp = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;

@@ -77,6 +77,18 @@ pub(super) fn set_carrier(queue: BorrowedFd<'_>, is_in: bool) -> io::Result<()> 
     }
 }
 
+/// The interface outlives its last queue: it ends with its network namespace.
+///
+/// # Errors
+/// The driver's.
+pub(super) fn set_persistent(queue: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: TUNSETPERSIST takes a number and touches no memory of ours.
+    match unsafe { libc::ioctl(queue.as_raw_fd(), libc::TUNSETPERSIST as _, 1_usize) } {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// An interface of the calling thread's network namespace.
 #[derive(Debug)]
 pub(super) struct Interface {

@@ -5,8 +5,12 @@
     reason = "setresuid(2), setfsuid(2) and their like for one thread, which rustix does not have"
 )]
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
+
+use super::process::Told;
 
 /// A user to act as.
 #[derive(Debug)]
@@ -20,12 +24,14 @@ pub(crate) struct Identity {
 type Ids = [u32; 3];
 
 impl Identity {
-    /// The user of a thread; `None` if there is nothing that the supervisor may and the thread may not.
+    /// The user of a thread, of which the kernel has told already where it can; `None` if there is nothing that the
+    /// supervisor may and the thread may not.
     ///
     /// # Errors
     /// If the thread is gone.
-    pub(crate) fn of(thread: u32) -> io::Result<Option<Self>> {
-        if !rustix::process::geteuid().is_root() {
+    pub(crate) fn of(thread: u32, told: Option<Told>) -> io::Result<Option<Self>> {
+        let is_root = |told: Told| told.users == [0; 3];
+        if !rustix::process::geteuid().is_root() || told.is_some_and(is_root) {
             return Ok(None);
         }
         let status = fs::read_to_string(format!("/proc/{thread}/status"))?;
@@ -65,18 +71,29 @@ pub(crate) fn may_bind(thread: u32, port: u16) -> bool {
     if !rustix::process::geteuid().is_root() || port == 0 {
         return true;
     }
-    let first = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
-    let first = first
-        .ok()
-        .and_then(|text| text.trim().parse().ok())
-        .unwrap_or(1024);
-    if port >= first {
+    if port >= first_free_port() {
         return true;
     }
     let status = fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let rights = line.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
     rights.is_some_and(|rights| rights & NET_BIND_SERVICE != 0)
+}
+
+/// From this port on everybody may bind. The file stays open: to open it costs more than to read it.
+fn first_free_port() -> u16 {
+    static SETTING: OnceLock<Option<File>> = OnceLock::new();
+    let setting =
+        SETTING.get_or_init(|| File::open("/proc/sys/net/ipv4/ip_unprivileged_port_start").ok());
+    let mut text = [0; 16];
+    let read = setting.as_ref().map(|file| file.read_at(&mut text, 0));
+    let text = match read {
+        Some(Ok(length)) => String::from_utf8_lossy(&text[..length]),
+        _ => return 1024,
+    };
+    // Above all ports, nobody may.
+    let first = text.trim().parse::<u32>().unwrap_or(1024);
+    u16::try_from(first).unwrap_or(u16::MAX)
 }
 
 fn list(status: &str, name: &str) -> Vec<u32> {

@@ -8,6 +8,7 @@ pub(crate) mod process;
 pub(crate) mod seccomp;
 pub(crate) mod socket;
 pub(crate) mod table;
+pub(crate) mod threads;
 pub(crate) mod trace;
 
 use std::sync::{Mutex, MutexGuard};

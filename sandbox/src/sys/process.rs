@@ -48,6 +48,30 @@ pub(crate) fn thread_fd(thread: u32) -> io::Result<OwnedFd> {
     }
 }
 
+/// What the kernel tells of a thread by its descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// The process that it is in.
+    pub(crate) process: u32,
+    /// Real user, effective user, and the one for files.
+    pub(crate) users: [u32; 3],
+}
+
+/// Asks the descriptor of a thread; `None` if the kernel does not tell (before Linux 6.13), or tells of another thread
+/// of the process. To read `/proc/THREAD/status` took a third of a call.
+pub(crate) fn told_of(thread: u32, fd: BorrowedFd<'_>) -> Option<Told> {
+    // SAFETY: all-zero is a value of this structure of integers.
+    let mut told: libc::pidfd_info = unsafe { std::mem::zeroed() };
+    told.mask = u64::from(libc::PIDFD_INFO_PID | libc::PIDFD_INFO_CREDS);
+    let asked = told.mask;
+    // SAFETY: the request reads and writes the one structure whose size its number says.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::PIDFD_GET_INFO, &raw mut told) };
+    (result == 0 && told.mask & asked == asked && told.pid == thread).then_some(Told {
+        process: told.tgid,
+        users: [told.ruid, told.euid, told.fsuid],
+    })
+}
+
 /// Whether the kernel names single threads by descriptors (Linux 6.9).
 pub(crate) fn threads_have_fds() -> bool {
     const PIDFD_THREAD: libc::c_uint = libc::O_EXCL as libc::c_uint;

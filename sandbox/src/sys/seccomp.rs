@@ -7,6 +7,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 /// The listener of a filter: who holds it answers the calls that the filter hands over. When the last
 /// copy is closed, all of them fail with `ENOSYS`.
 #[derive(Debug)]
@@ -159,6 +161,13 @@ impl Listener {
         let mut notice: libc::seccomp_notif = unsafe { std::mem::zeroed() };
         self.receive_into(&raw mut notice)?;
         Ok(Notice::from(notice))
+    }
+
+    /// Whether nobody is below the filter any more: no call comes then, and `receive` fails at once.
+    pub(crate) fn is_over(&self) -> bool {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        let polled = poll(&mut fds, Some(&Timespec::default()));
+        polled.is_ok() && fds[0].revents().contains(PollFlags::HUP)
     }
 
     /// Answers a call.

@@ -499,6 +499,7 @@ fn drive(mut cable: Cable<Arc<Fence>>, mut port: Port, stop: &OwnedFd) -> Ended 
         if rustix::io::read(stop, &mut [0; 8]).is_ok() {
             // What the program sent before it ended goes out.
             let _ = cable.turn(&mut port);
+            cable.tap().leave();
             break;
         }
     }

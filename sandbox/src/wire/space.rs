@@ -349,6 +349,36 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_interface_that_is_left_stays_as_long_as_its_namespace() {
+        for is_left in [false, true] {
+            let mut space = Space::new(&SpacePlan {
+                tap: Some(TapWish {
+                    mtu: 1500,
+                    mac: [2, 0, 0, 0, 0, 9],
+                    addresses: Vec::new(),
+                    router: None,
+                }),
+                nameservers: Vec::new(),
+            })
+            .unwrap();
+            let tap = space.tap.take().unwrap();
+            let name = tap.name().to_owned();
+            if is_left {
+                tap.leave();
+            }
+            drop(tap);
+            let netlink = space.netlink.take().unwrap();
+            if is_left {
+                // As long as it takes to be removed.
+                std::thread::sleep(std::time::Duration::from_millis(200));
+                assert!(netlink.index(&name).is_ok());
+            } else {
+                vnplug_testing::eventually("it is removed", || netlink.index(&name).is_err());
+            }
+        }
+    }
+
+    #[test]
     fn the_kernel_of_the_namespace_says_which_addresses_its_interface_has() {
         let own: IpAddr = "fd00::9".parse().unwrap();
         let space = Space::new(&SpacePlan {

@@ -9,8 +9,8 @@
 //! | `hold PORT` | one thread waits in accept, another connects all the time; both say what they get and when |
 //! | `signals PORT COUNT` | so many numbered datagrams, while signals come |
 //! | `waits PORT` | accept with signals: ends when a connection comes |
-//! | `price PORT COUNT` | nanoseconds per datagram |
-//! | `threads PORT COUNT ROUNDS` | so many threads at once; percentiles of one call's time |
+//! | `price KIND PORT COUNT` | nanoseconds of one call: `connect`, `send`, `bind` |
+//! | `threads PORT COUNT ROUNDS` | so many threads at once; percentiles of one call's time, and without each one's first |
 //! | `flood PATH`, `speak PATH` | a Unix stream whose reader never reads; beside it, a call a millisecond |
 //! | `pass` | a descriptor by a Unix socket, and back |
 //! | `stream` | sendmsg of several MiB by a Unix stream, compared |
@@ -47,7 +47,7 @@ pub(crate) fn run(act: &str, words: &[String]) -> ExitCode {
         "hold" => hold(port(0)),
         "signals" => signals(port(0), number(1)),
         "waits" => waits(port(0)),
-        "price" => price(port(0), number(1)),
+        "price" => price(&words[0], port(1), number(2)),
         "threads" => threads(port(0), number(1) as usize, number(2)),
         "flood" => flood(&words[0], port(1)),
         "pass" => pass(),
@@ -198,18 +198,31 @@ fn waits(port: u16) {
     );
 }
 
-fn price(port: u16, count: u64) {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let send = || socket.send_to(b"x", local(port)).unwrap();
-    for _ in 0..100 {
-        send();
+fn price(kind: &str, port: u16, count: u64) {
+    use rustix::net::{AddressFamily, SocketType, bind, connect};
+    let to = local(port);
+    let datagram = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let mut took = Duration::ZERO;
+    for index in 0..count + WARM_UP {
+        // A socket is bound once.
+        let fresh = (kind == "bind")
+            .then(|| rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap());
+        let before = Instant::now();
+        match &fresh {
+            Some(socket) => bind(socket, &to).unwrap(),
+            None if kind == "connect" => connect(&datagram, &to).unwrap(),
+            None => {
+                datagram.send_to(b"x", to).unwrap();
+            }
+        }
+        if index >= WARM_UP {
+            took += before.elapsed();
+        }
     }
-    let before = Instant::now();
-    for _ in 0..count {
-        send();
-    }
-    println!("{}", before.elapsed().as_nanos() as u64 / count);
+    println!("{}", took.as_nanos() as u64 / count);
 }
+
+const WARM_UP: u64 = 100;
 
 fn threads(port: u16, count: usize, rounds: u64) {
     let together = Arc::new(Barrier::new(count));
@@ -232,18 +245,24 @@ fn threads(port: u16, count: usize, rounds: u64) {
             builder.spawn(run).unwrap()
         })
         .collect();
-    let mut times: Vec<u64> = threads
-        .into_iter()
-        .flat_map(|thread| thread.join().unwrap())
-        .collect();
-    times.sort_unstable();
-    let at = |part: usize| times[(times.len() - 1) * part / 100] / 1000;
+    let (mut all, mut later) = (Vec::new(), Vec::new());
+    for thread in threads {
+        let times = thread.join().unwrap();
+        later.extend_from_slice(&times[1..]);
+        all.extend(times);
+    }
+    let at = |times: &mut Vec<u64>, part: usize| {
+        times.sort_unstable();
+        times[(times.len() - 1) * part / 100] / 1000
+    };
     println!(
-        "calls={} p50_us={} p99_us={} longest_us={}",
-        times.len(),
-        at(50),
-        at(99),
-        at(100)
+        "calls={} p50_us={} p99_us={} longest_us={} later_p50_us={} later_p99_us={}",
+        all.len(),
+        at(&mut all, 50),
+        at(&mut all, 99),
+        at(&mut all, 100),
+        at(&mut later, 50),
+        at(&mut later, 99),
     );
 }
 

@@ -1,4 +1,5 @@
-//! The control of the races: a supervisor that looks at the arguments and then lets the program's own call go on.
+//! The control of the races: a supervisor that looks at the arguments and then lets the program's own call go on. And
+//! the floor of prices: one that does not even look.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -7,12 +8,26 @@ use std::thread;
 
 use crate::sys;
 
-/// Runs a program that may speak to one port (and with `udp` to another by UDP).
+/// Runs a program that may speak to one port; 0: whatever is UDP.
 pub(crate) fn run(options: &[String], program: &[String]) -> ExitCode {
     let allows = match &options[0][..] {
         "run" => Allows::AllBut(options[1].clone().into_bytes()),
         port => Allows::Port(port.parse().unwrap()),
     };
+    supervised(program, move |listener| serve(listener, &allows))
+}
+
+/// Runs a program whose calls go on as soon as they are handed over, by way of a listener that wakes on the processor of who
+/// asks: what `perf bench sched seccomp-notify` does.
+pub(crate) fn floor(program: &[String]) -> ExitCode {
+    supervised(program, |listener| {
+        let wakes_here = 1; // SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP
+        sys::value(listener, libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, wakes_here);
+        answer_all(listener, |_| true);
+    })
+}
+
+fn supervised(program: &[String], serve: impl FnOnce(i32) + Send + 'static) -> ExitCode {
     let (to_parent, from_child) = pipe();
     let (to_child, from_parent) = pipe();
     let child = sys::fork();
@@ -37,7 +52,7 @@ pub(crate) fn run(options: &[String], program: &[String]) -> ExitCode {
     let number = i32::from_ne_bytes(number) as u64;
     let listener = sys::call(libc::SYS_pidfd_getfd, [process as u64, number, 0, 0, 0, 0]);
     assert!(listener >= 0, "{listener}");
-    thread::spawn(move || serve(listener as i32, &allows));
+    thread::spawn(move || serve(listener as i32));
     rustix::io::write(&from_parent, &[1]).unwrap();
     let status = sys::status_of(child);
     ExitCode::from(u8::try_from(libc::WEXITSTATUS(status)).unwrap())
@@ -52,6 +67,18 @@ enum Allows {
 }
 
 fn serve(listener: i32, allows: &Allows) {
+    answer_all(listener, |notice| match allows {
+        Allows::Port(_) if i64::from(notice.data.nr) == libc::SYS_execve => true,
+        Allows::Port(port) => is_allowed(notice, *port),
+        Allows::AllBut(path) => {
+            let mut found = vec![0; path.len()];
+            sys::peek(notice.pid, notice.data.args[0], &mut found);
+            found != *path
+        }
+    });
+}
+
+fn answer_all(listener: i32, is_allowed: impl Fn(&libc::seccomp_notif) -> bool) {
     loop {
         let mut notice: libc::seccomp_notif = sys::zeroed();
         if !sys::request(listener, libc::SECCOMP_IOCTL_NOTIF_RECV, &mut notice) {
@@ -59,16 +86,7 @@ fn serve(listener: i32, allows: &Allows) {
         }
         let mut response: libc::seccomp_notif_resp = sys::zeroed();
         response.id = notice.id;
-        let is_allowed = match allows {
-            Allows::Port(_) if i64::from(notice.data.nr) == libc::SYS_execve => true,
-            Allows::Port(port) => is_allowed(&notice, *port),
-            Allows::AllBut(path) => {
-                let mut found = vec![0; path.len()];
-                sys::peek(notice.pid, notice.data.args[0], &mut found);
-                found != *path
-            }
-        };
-        if is_allowed {
+        if is_allowed(&notice) {
             response.flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
         } else {
             response.error = -libc::EACCES;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `run ALLOWED… -- PROGRAM …` | a sandbox whose gate allows what the words say |
 //! | `naive PORT -- PROGRAM …` | the control: a supervisor that looks and lets the program go on |
+//! | `floor -- PROGRAM …` | a supervisor that lets everything go on |
 //! | `race KIND CALLS GOOD BAD` | changes arguments while a call is judged |
 //! | `naive run BAD -- PROGRAM …` | the same for programs that are run |
 //! | `run-race CALLS GOOD BAD` | changes the path while a program is run |
@@ -21,11 +22,12 @@ mod sys;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use vnplug_sandbox::act::{Act, Doing, Target};
 use vnplug_sandbox::gate::{Gate, Verdict};
 use vnplug_sandbox::judging::Judging;
-use vnplug_sandbox::run::{Plan, run};
+use vnplug_sandbox::run::{Finish, Plan, run};
 use vnplug_sandbox::wire::Network;
 
 fn main() -> ExitCode {
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
         Some("run") => sandboxed(options.to_vec(), program.to_vec()),
         Some("naive") => naive::run(options, program),
         Some("run-race") => runs::race(options),
+        Some("floor") => naive::floor(program),
         Some("race") => race::run(options),
         Some("channel") => {
             for attempt in options {
@@ -53,7 +56,8 @@ fn main() -> ExitCode {
 }
 
 /// Runs a program in the sandbox. Each word allows something: `all`, `create`, an address and port, a Unix socket's path,
-/// `files` (these are asked about too), `writable=DIRECTORY`, `runnable=DIRECTORY` beside `/usr`, `by-name` (only acts whose port is the number that the program has as its last argument), `log=FILE`.
+/// `files` (these are asked about too), `writable=DIRECTORY`, `runnable=DIRECTORY` beside `/usr`, `by-name` (only acts whose port is the number that the program has as its last argument), `log=FILE`,
+/// `lingers` (the supervisor stays a while when all is over, and says its processor time).
 fn sandboxed(allowed: Vec<String>, program: Vec<String>) -> ExitCode {
     let mut writable = None;
     let mut runnable = vec!["/usr".into()];
@@ -65,6 +69,7 @@ fn sandboxed(allowed: Vec<String>, program: Vec<String>) -> ExitCode {
             None => {}
         }
     }
+    let lingers = allowed.iter().any(|word| word == "lingers");
     let judge = move |act: &Act| {
         let verdict = judged(&allowed, act);
         for word in &allowed {
@@ -89,7 +94,7 @@ fn sandboxed(allowed: Vec<String>, program: Vec<String>) -> ExitCode {
         words: program.into_iter().map(Into::into).collect(),
         network: Network::Host,
         judging: Box::new(move |_| Ok(Judging::by(Gate::of(judge)))),
-        finish: None,
+        finish: lingers.then(|| Box::new(|_| linger()) as Finish),
         writable,
         runnable,
         without_landlock: false,
@@ -102,6 +107,13 @@ fn sandboxed(allowed: Vec<String>, program: Vec<String>) -> ExitCode {
             ExitCode::from(99)
         }
     }
+}
+
+fn linger() {
+    use rustix::time::{ClockId, clock_gettime};
+    std::thread::sleep(Duration::from_millis(300));
+    let used = clock_gettime(ClockId::ProcessCPUTime);
+    println!("cpu_ms={}", used.tv_sec * 1000 + used.tv_nsec / 1_000_000);
 }
 
 fn judged(allowed: &[String], act: &Act) -> Verdict {

@@ -242,6 +242,12 @@ pub(crate) fn request<T>(listener: i32, request: libc::Ioctl, structure: &mut T)
     unsafe { libc::ioctl(listener, request, std::ptr::from_mut(structure)) == 0 }
 }
 
+/// A request to a listener with a number.
+pub(crate) fn value(listener: i32, request: libc::Ioctl, value: u64) -> bool {
+    // SAFETY: the request takes the number itself, and touches no memory.
+    unsafe { libc::ioctl(listener, request, value) == 0 }
+}
+
 /// A zeroed structure of integers.
 pub(crate) fn zeroed<T: Copy>() -> T {
     // SAFETY: only used for the kernel's structures of integers and pointers.

@@ -152,6 +152,23 @@ fn signals_neither_lose_nor_repeat_what_a_call_does() {
 }
 
 #[test]
+fn a_port_is_free_again_as_soon_as_the_program_has_closed_it() {
+    let port = free_port().to_string();
+    // Each of them binds to the port that the one before has left.
+    let words = ["price", "bind", &port, "5000"];
+    let ns = said(&mut sandboxed(&["bind"], &words));
+    println!("{ns} ns");
+    assert!(ns.parse::<u64>().is_ok(), "{ns}");
+}
+
+#[test]
+fn a_supervisor_whose_program_has_ended_rests() {
+    let text = said(&mut sandboxed(&["lingers"], &["channel"]));
+    // A thread that asks the kernel again and again had 300 of them.
+    assert!(figure(&text, "cpu_ms") < 150, "{text}");
+}
+
+#[test]
 fn a_thousand_threads_at_once_are_all_served() {
     let port = Port::new();
     let threads = often(300, 1000).to_string();
