@@ -407,6 +407,13 @@ impl Inner {
             });
         }
         drop(questions);
+        // Before the program goes on: it may end at once, and the sandbox with it.
+        let kept = match (life, &self.answers) {
+            (Life::Always | Life::Until(_), Some(path)) => {
+                edit::add(path, &rule, Where::First).map_err(NotAnswered::NotKept)
+            }
+            _ => Ok(()),
+        };
         let verdict = if answer.allow {
             Verdict::Allow
         } else {
@@ -423,12 +430,7 @@ impl Inner {
             (decision.reason, verdict)
         };
         self.tell_all(others, anew, "rule");
-        match (life, &self.answers) {
-            (Life::Always | Life::Until(_), Some(path)) => {
-                edit::add(path, &rule, Where::First).map_err(NotAnswered::NotKept)
-            }
-            _ => Ok(()),
-        }
+        kept
     }
 
     /// From now on the rule is looked at where rules say *ask*. Answers whose time is over are forgotten.

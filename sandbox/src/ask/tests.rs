@@ -292,8 +292,11 @@ fn always_is_a_rule_in_a_file() {
         ..Setup::default()
     });
     let events = gate.subscribe();
-    let (told, _verdicts) = channel();
-    judge(&gate, &connect(1, "192.0.2.1:443"), &told);
+    let (told, verdicts) = channel();
+    let file = answers.clone();
+    gate.judge(&connect(1, "192.0.2.1:443"), move |verdict| {
+        told.send((verdict, file.exists())).unwrap();
+    });
     gate.answer(
         asked(&events).id,
         Answer {
@@ -303,6 +306,9 @@ fn always_is_a_rule_in_a_file() {
         "terminal",
     )
     .unwrap();
+    // A program that ends at once takes no answer with it.
+    assert_eq!(verdicts.recv().unwrap(), (Verdict::Allow, true));
+    let (told, _verdicts) = channel();
     judge(&gate, &connect(1, "192.0.2.2:443"), &told);
     gate.answer(
         asked(&events).id,
