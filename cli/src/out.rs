@@ -26,7 +26,8 @@ pub(crate) fn raw(text: &str) -> Result<(), Failure> {
 
 /// Writes one line to stderr, escaped; if that fails there is nobody left to tell.
 pub(crate) fn note(line: &str) {
-    let _ = writeln!(io::stderr(), "vnplug: {}", escape(line));
+    // In one piece: a program in the sandbox writes there, too.
+    let _ = io::stderr().write_all(format!("vnplug: {}\n", escape(line)).as_bytes());
 }
 
 /// True if stdout is a terminal.
