@@ -59,6 +59,8 @@ test=(
     ngrep:ngrep p0f:p0f tcpflow:tcpflow ssldump:ssldump dhcpdump:dhcpdump sngrep:sngrep
     /usr/lib/python3/dist-packages/scapy:python3-scapy
     /var/lib/dpkg/info/python3-pcapy.list:python3-pcapy
+    # programs that ask in the sandbox
+    git:git nmap:nmap nc.openbsd:netcat-openbsd
     # gopacket as a package, so that no module has to be fetched
     go:golang-go
     /usr/share/gocode/src/github.com/google/gopacket/pcap:golang-github-google-gopacket-dev

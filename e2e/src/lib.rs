@@ -17,13 +17,14 @@
 //! child dies with it, also when it is killed with SIGKILL.
 //!
 //! The lab knows nothing of vNPlug but [`daemon`], [`wire`], [`recorder`], [`groups`], [`raw`],
-//! [`station`], [`programs`] and [`demo`]: where the programs under test are, a daemon and a recorder that
+//! [`station`], [`asking`], [`programs`] and [`demo`]: where the programs under test are, a daemon and a recorder that
 //! end with their test, what groups in guests are looked at with, a client that says what it likes,
-//! machines on a switch, other people's programs, and what shows it all.
+//! machines on a switch, a sandbox and who answers it, other people's programs, and what shows it all.
 //! [`third_party`] builds programs against the header, as strangers do.
 //! Everything else under test comes in as files and programs.
 
 mod accel;
+pub mod asking;
 pub mod attached;
 pub mod beside;
 pub mod bombs;

@@ -65,6 +65,16 @@ impl Running {
         self.child.id()
     }
 
+    /// Types this into it.
+    ///
+    /// # Errors
+    /// It does not read any more.
+    pub fn says(&mut self, text: &str) -> Result<()> {
+        let input = self.child.stdin.as_mut();
+        let said = input.map_or(Ok(()), |input| input.write_all(text.as_bytes()));
+        said.map_err(LabError::io("type into a program"))
+    }
+
     /// What it printed so far.
     #[must_use]
     pub fn output(&self) -> String {
