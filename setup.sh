@@ -5,6 +5,7 @@
 #   ./setup.sh build   what compiles the programs, and what they load when they run
 #   ./setup.sh demo    and what boots the demo's guests and shows their packets
 #   ./setup.sh switch  and the programs of VDE, for the demo of the switch
+#   ./setup.sh sandbox what `build` needs, and the network of the demo of the sandbox
 #   ./setup.sh package what `build` needs, and what makes packages
 #   ./setup.sh test    and the whole laboratory of tests and measurements
 set -euo pipefail
@@ -18,6 +19,9 @@ build=(
 )
 package=(
     "${build[@]}" dh_builddeb:debhelper rpmbuild:rpm xz:xz-utils python3:python3
+)
+sandbox=(
+    "${build[@]}" ip:iproute2 curl:curl /usr/bin/busybox:busybox-static
 )
 demo=(
     "${build[@]}"
@@ -61,6 +65,9 @@ test=(
     /var/lib/dpkg/info/python3-pcapy.list:python3-pcapy
     # programs that ask in the sandbox
     git:git nmap:nmap nc.openbsd:netcat-openbsd
+    # and their questions as notifications
+    notify-send:libnotify-bin dbus-run-session:dbus
+    /usr/share/doc/python3-dbus:python3-dbus /usr/share/doc/python3-gi:python3-gi
     # gopacket as a package, so that no module has to be fetched
     go:golang-go
     /usr/share/gocode/src/github.com/google/gopacket/pcap:golang-github-google-gopacket-dev
@@ -68,9 +75,9 @@ test=(
 
 job=${1:-test}
 case $job in
-build | demo | package | switch | test) declare -n needs=$job ;;
+build | demo | package | sandbox | switch | test) declare -n needs=$job ;;
 *)
-    echo "setup: '$job' is none of build, demo, package, switch, test" >&2
+    echo "setup: '$job' is none of build, demo, package, sandbox, switch, test" >&2
     exit 2
     ;;
 esac

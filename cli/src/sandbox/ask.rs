@@ -200,12 +200,6 @@ fn notify(ask: &Value, mut stream: &UnixStream) -> io::Result<()> {
     let Some((title, rest)) = lines.split_first() else {
         return Ok(());
     };
-    // Notifications may take marks of HTML.
-    let plain = |text: &str| {
-        text.replace('&', "&amp;")
-            .replace('<', "&lt;")
-            .replace('>', "&gt;")
-    };
     let wait = ask["wait_ms"].as_u64().unwrap_or(0).to_string();
     let mut command = Command::new("notify-send");
     command.args([
@@ -223,7 +217,7 @@ fn notify(ask: &Value, mut stream: &UnixStream) -> io::Result<()> {
     ] {
         command.arg(format!("--action={action}={label}"));
     }
-    command.args(["--", &plain(title), &plain(&rest.join("\n"))]);
+    command.args(["--", title, &body(&rest.join("\n"))]);
     let output = command
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
@@ -233,4 +227,13 @@ fn notify(ask: &Value, mut stream: &UnixStream) -> io::Result<()> {
         writeln!(stream, "{}", written(id, answer))?;
     }
     Ok(())
+}
+
+/// Text as the body of a notification: there are marks of HTML in one, and notify-send reads escapes of C in it
+/// before. A title has neither.
+fn body(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('\\', "\\\\")
 }
