@@ -2,6 +2,7 @@
 #
 #   make demo    boots two guests and shows both ways of capture side by side
 #   make demo-switch   guests, a container and an old program on one switch, beside vde_switch
+#   make demo-sandbox  a program phones a place that it should not, in a sandbox
 #   make demo-record   records a busy wire, kills the recorder, and finds a conversation again
 #   make test    all tests, real guests included
 #   make bench   ours and the peers, in one table (ROWS="handoff fanout …" selects)
@@ -31,7 +32,8 @@ PRODUCTS := -p vnplugd -p libvnplug -p vnplug-pcap -p vnplug-pfring -p vnplug-vd
 # What the demo runs, and nothing else: it is the first that a user builds.
 DEMO := -p vnplugd -p vnplug-pcap -p vnplug-e2e
 
-.PHONY: all setup-build setup-demo setup-switch setup-package setup build guest guest-arm64 query demo demo-switch demo-record \
+.PHONY: all setup-build setup-demo setup-switch setup-sandbox setup-package setup build guest guest-arm64 query \
+	demo demo-switch demo-record demo-sandbox \
 	test test-models test-python test-packages bench install package clean
 
 all: build
@@ -44,6 +46,9 @@ setup-demo:
 
 setup-switch:
 	./setup.sh switch
+
+setup-sandbox:
+	./setup.sh sandbox
 
 setup-package:
 	./setup.sh package
@@ -97,6 +102,10 @@ demo-switch: setup-switch guest
 demo-record: setup-demo guest
 	cargo build --locked --release $(DEMO) -p vnplug-web
 	$(AS_ROOT) $(TARGET)/release/demo-record
+
+demo-sandbox: setup-sandbox guest
+	cargo build --locked --release -p vnplugd -p vnplug-e2e
+	$(AS_ROOT) $(TARGET)/release/demo-sandbox
 
 test: setup guest
 	./e2e/setup-guest-kernel.sh

@@ -21,6 +21,7 @@ mod record;
 mod recorder;
 mod reference;
 mod report;
+mod sandbox;
 mod switch;
 mod talk;
 mod unchanged;
@@ -32,6 +33,7 @@ use std::time::{Duration, Instant};
 pub use picture::svg;
 pub use record::record;
 pub use report::{Run, Traffic, Via, beaten, sentences, table, to_json};
+pub use sandbox::sandbox;
 pub use switch::switch;
 
 use self::capture::{Finding, Subject};
