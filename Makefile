@@ -133,7 +133,8 @@ bench: setup guest
 	$(AS_ROOT) sh -c 'mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf'
 	./bench/get-ovs.sh || echo "bench: without Open vSwitch; the rows switch-vhost will fail" >&2
 	./bench/get-web.sh || echo "bench: without nginx and httperf; the row twin-web will fail" >&2
-	cargo build --locked --release $(PRODUCTS) -p vnplug-e2e -p vnplug-bench
+	./bench/get-sandlock.sh || echo "bench: without Sandlock; the rows sandbox will fail" >&2
+	cargo build --locked --release $(PRODUCTS) -p vnplug-e2e -p vnplug-bench -p vnplug-sandbox
 	$(AS_ROOT) nice -n -20 $(TARGET)/release/vnplug-bench $(ROWS)
 
 # Builds nothing: root has no Rust where rustup put it into a user's home. dist/files says what goes where.

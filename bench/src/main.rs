@@ -33,6 +33,7 @@ mod record;
 mod report;
 mod row;
 mod rows;
+mod sandbox;
 mod scale;
 mod stage;
 mod streams;

@@ -4,7 +4,7 @@ use crate::handoff::{self, Reading, Sizes};
 use crate::row::{Plan, Result, Row};
 use crate::{
     attached, backend, capture, context, fanout, filter, group, latency, limit, pcap, record,
-    scale, stage, supervise, switch, twin, uml, uplink,
+    sandbox, scale, stage, supervise, switch, twin, uml, uplink,
 };
 
 /// Every row.
@@ -51,6 +51,7 @@ const GROUPS: &[&[Row]] = &[
     PCAP_GUESTS,
     RECORD,
     UPLINK,
+    SANDBOX,
 ];
 
 const fn row(
@@ -564,6 +565,29 @@ const UPLINK: &[Row] = &[
         "uplink-speed",
         "the same without a limit, and for an interface by rings, against vde_pcapplug and a bridge",
         uplink::speed,
+    ),
+];
+
+const SANDBOX: &[Row] = &[
+    row(
+        "sandbox-call",
+        "a call of a program that is judged, against Sandlock, strace and a supervisor that only continues",
+        sandbox::calls,
+    ),
+    row(
+        "sandbox-start",
+        "what a program takes longer in a sandbox, against Sandlock, firejail and strace",
+        sandbox::start,
+    ),
+    row(
+        "sandbox-data",
+        "a connection that was allowed, against none and Sandlock",
+        sandbox::data,
+    ),
+    row(
+        "sandbox-threads",
+        "calls of a thousand threads at once, against Sandlock and a supervisor that only continues",
+        sandbox::threads,
     ),
 ];
 

@@ -258,10 +258,18 @@ impl Task {
 impl Connect {
     /// One try. Every further try asks the kernel how far the first has come, as a restarted connect does.
     pub(super) fn turn(&self, identity: Option<&Identity>) -> Turn {
-        let connect = || socket::connect(self.socket.as_fd(), &self.to);
-        let result = without_waiting(self.socket.as_fd(), self.blocks, || {
-            Identity::act(identity, connect)
-        });
+        let socket = self.socket.as_fd();
+        let connect = || {
+            let first = socket::connect(socket, &self.to);
+            let goes_on = first.as_ref().err().and_then(io::Error::raw_os_error);
+            // A peer on this machine has answered by now, and nobody needs to be woken for it.
+            if goes_on == Some(libc::EINPROGRESS) && self.blocks && is_ready(socket, PollFlags::OUT)
+            {
+                return socket::connect(socket, &self.to);
+            }
+            first
+        };
+        let result = without_waiting(socket, self.blocks, || Identity::act(identity, connect));
         match result.map_err(number_of) {
             Ok(()) => Turn::Answer(Answer::Done(0)),
             Err(libc::EINPROGRESS | libc::EALREADY) if self.blocks => {

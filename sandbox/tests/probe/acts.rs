@@ -9,7 +9,7 @@
 //! | `hold PORT` | one thread waits in accept, another connects all the time; both say what they get and when |
 //! | `signals PORT COUNT` | so many numbered datagrams, while signals come |
 //! | `waits PORT` | accept with signals: ends when a connection comes |
-//! | `price KIND PORT COUNT` | nanoseconds of one call: `connect`, `send`, `bind` |
+//! | `price KIND PORT COUNT` | nanoseconds of one call: `connect` (UDP), `send`, `bind` |
 //! | `threads PORT COUNT ROUNDS` | so many threads at once; percentiles of one call's time, and without each one's first |
 //! | `flood PATH`, `speak PATH` | a Unix stream whose reader never reads; beside it, a call a millisecond |
 //! | `pass` | a descriptor by a Unix socket, and back |
