@@ -248,6 +248,76 @@ fn a_client_of_tls_names_the_server_that_was_allowed_and_no_other_at_the_same_ad
     daemon.audit();
 }
 
+/// A server on the station that gives addresses; what it says is in the file.
+fn address_server(lab: &Lab, station: &Station, log: &str) -> Running {
+    let file = |name: &str| format!("{}/{name}", lab.dir().display());
+    let mut server = station.netns.command("dnsmasq");
+    server.args([
+        "--keep-in-foreground",
+        "--conf-file=/dev/null",
+        "--port=0",
+        "--no-ping",
+        "--dhcp-authoritative",
+        "--dhcp-range=203.0.113.50,203.0.113.59,255.255.255.0,120",
+        "--dhcp-option=option:dns-server,203.0.113.2",
+        "--pid-file=",
+        "--user=root",
+        &format!("--dhcp-leasefile={}", file("leases")),
+        &format!("--log-facility={log}"),
+        "--log-dhcp",
+    ]);
+    let running = Running::start(server, lab, "dnsmasq").unwrap();
+    let listens = || station.netns.exec(&["ss", "-lnu"]).unwrap();
+    eventually("the server is there", || listens().contains(":67"));
+    running
+}
+
+#[test]
+fn a_wire_without_an_address_has_the_one_that_somebody_gives_there() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let station = greeter(&lab, &daemon);
+    let run = |seconds: u32| {
+        let script = format!("cat /proc/net/fib_trie; sleep {seconds}; {GREET}");
+        let options = ["--net", "lan0", "--default", "deny", "--ask", "none"];
+        let rules = lab.dir().join("rules.toml").display().to_string();
+        let options = [&options[..], &["--profile", &rules]].concat();
+        let mut command = sandbox(&daemon, &options, &["bash", "-c", &script]);
+        said(&command.output().unwrap())
+    };
+    let allow = "[[rule]]\nsay = 'allow'\nto = '203.0.113.2'\n";
+    std::fs::write(lab.dir().join("rules.toml"), allow).unwrap();
+    // The control: nobody is there who could give one.
+    let told = run(0);
+    assert!(told.contains("nobody gives an address"), "{told}");
+    let log = lab.dir().join("dhcp.log").display().to_string();
+    let _server = address_server(&lab, &station, &log);
+    let told = run(0);
+    assert!(told.contains("203.0.113.5"), "{told}");
+    assert!(told.contains("good morning"), "{told}");
+    // The program sends none of it: what the fence counts is its own.
+    assert!(told.contains("0 denied"), "{told}");
+    if std::env::var_os("VNPLUG_LONG").is_some() {
+        let given = || {
+            std::fs::read_to_string(&log)
+                .unwrap()
+                .matches("DHCPACK")
+                .count()
+        };
+        let before = given();
+        // After half of its time it is asked for longer.
+        let told = run(65);
+        assert!(told.contains("good morning"), "{told}");
+        assert_eq!(
+            given() - before,
+            2,
+            "{}",
+            std::fs::read_to_string(&log).unwrap()
+        );
+    }
+    daemon.audit();
+}
+
 #[test]
 fn offline_has_a_loopback_interface_and_no_other() {
     let output = Command::new(program("vnplug").unwrap())

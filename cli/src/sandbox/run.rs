@@ -26,8 +26,8 @@ const DNS_PATIENCE: Duration = Duration::from_secs(2);
 pub(super) struct Run {
     #[command(flatten)]
     judge: Judge,
-    /// A wire of its own on this switch of the daemon, with its address:
-    /// SWITCH,address=10.0.0.9/24[,gateway=10.0.0.1][,dns=…][,mac=…][,mtu=…][,fence=off]
+    /// A wire of its own on this switch of the daemon, with an address that somebody gives there (DHCP), or with this one:
+    /// SWITCH[,address=10.0.0.9/24][,gateway=10.0.0.1][,dns=…][,mac=…][,mtu=…][,dhcp=off][,fence=off]
     #[arg(long, value_name = "SWITCH,…", conflicts_with = "offline")]
     net: Option<WirePlan>,
     /// No network but a loopback interface of its own
@@ -59,7 +59,7 @@ impl Run {
         let prepared = self.judge.prepare(&self.words, own_network)?;
         let network = match (self.net, self.offline) {
             (Some(plan), _) => Network::Wire {
-                nameservers: match plan.dns.is_empty() {
+                nameservers: match plan.dns.is_empty() && !plan.leases() {
                     true => Vec::new(),
                     false => prepared.asked().iter().map(SocketAddr::ip).collect(),
                 },

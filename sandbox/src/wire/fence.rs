@@ -111,6 +111,11 @@ impl Fence {
         }
     }
 
+    /// The interface has this address no more.
+    pub(super) fn lose(&self, address: IpAddr) {
+        self.lock().own.retain(|own| *own != address);
+    }
+
     /// From now on these rules let packets pass, too.
     pub fn ask_rules(&self, rules: Rules) {
         // The first ones stay.

@@ -10,9 +10,11 @@
 //! daemon needs no right that a reader of the switch would not need.
 
 mod counts;
+pub mod dhcp;
 mod fence;
 pub mod hello;
 mod kept;
+mod lease;
 mod netlink;
 mod plan;
 mod seen;
@@ -27,6 +29,7 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -40,6 +43,7 @@ pub use counts::{Counts, Passed};
 pub use fence::{Addresses, Fence, Names, Rules};
 pub use plan::WirePlan;
 
+use self::dhcp::Lease;
 use self::space::{Maker, Space, SpacePlan, TapWish};
 use crate::act::Transport;
 use crate::gate::Gate;
@@ -67,6 +71,10 @@ pub struct Wire {
     ends: Option<(Cable<Arc<Fence>>, Port)>,
     device: String,
     running: Option<(OwnedFd, JoinHandle<Ended>)>,
+    /// Whoever keeps its lease ends with this.
+    kept: Option<Sender<()>>,
+    /// Until it is started.
+    lease: Option<(Lease, [u8; 6])>,
 }
 
 /// What a wire has moved, when it is over: `taken = sent + denied + dropped`, and `received = injected + merged + denied +
@@ -130,6 +138,22 @@ impl Dialler {
         socket.set_write_timeout(Some(limit))?;
         // As long as it may take to write it may take to connect (socket(7), SO_SNDTIMEO).
         rustix::net::connect(&socket, &server)?;
+        Ok(Dialled { socket, _permit })
+    }
+
+    /// A socket of this own address that is connected to this server.
+    ///
+    /// # Errors
+    /// The system's.
+    fn udp_from(&self, own: SocketAddr, server: SocketAddr) -> io::Result<Dialled<UdpSocket>> {
+        let family = match own {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        let socket = UdpSocket::from(self.maker.socket(family, SocketType::DGRAM)?);
+        rustix::net::bind(&socket, &own)?;
+        let _permit = Some(self.permit(Transport::Udp, server, own));
+        socket.connect(server)?;
         Ok(Dialled { socket, _permit })
     }
 
@@ -346,20 +370,40 @@ impl Wire {
             Some(mac) => mac,
             None => random_mac()?,
         };
-        let own: Vec<_> = plan.addresses.iter().map(|(address, _)| *address).collect();
+        let mut port = PortOptions::new(&device)
+            .socket(socket)
+            .segments(Segments::Merged)
+            .label("vnplug sandbox")
+            .join()
+            .open()
+            .map_err(|error| WireError(format!("{device}: {error}")))?;
+        let lease = match plan.leases() {
+            true => Some(lease::acquire(&mut port, mac)?),
+            false => None,
+        };
+        let (mut addresses, mut router) = (plan.addresses.clone(), plan.gateway);
+        let mut dns = plan.dns.clone();
+        if let Some(lease) = &lease {
+            addresses.push((lease.address.into(), lease.bits));
+            router = lease.router.map(IpAddr::from);
+            if dns.is_empty() {
+                dns.extend(lease.dns.iter().copied().map(IpAddr::from));
+            }
+        }
+        let own: Vec<_> = addresses.iter().map(|(address, _)| *address).collect();
         let mut nameservers = nameservers.to_vec();
         // An address of our own, or of the one we ask, cannot be the loopback interface's too.
-        nameservers.retain(|server| !plan.dns.contains(server) && !own.contains(server));
+        nameservers.retain(|server| !dns.contains(server) && !own.contains(server));
         let mut space = Space::new(&SpacePlan {
             tap: Some(TapWish {
                 mtu: plan.mtu.unwrap_or_else(|| mtu_of(socket, &device)),
                 mac,
-                addresses: plan.addresses.clone(),
-                router: plan.gateway,
+                addresses,
+                router,
             }),
             nameservers,
         })?;
-        let routers: Vec<_> = plan.gateway.into_iter().collect();
+        let routers: Vec<_> = router.into_iter().collect();
         let fence = Arc::new(Fence::new(mac, &own, &routers));
         let netlink = space.netlink.take();
         let netlink = netlink.ok_or_else(|| WireError::new("no way to the network namespace"))?;
@@ -370,13 +414,6 @@ impl Wire {
         if !plan.fence {
             fence.open();
         }
-        let port = PortOptions::new(&device)
-            .socket(socket)
-            .segments(Segments::Merged)
-            .label("vnplug sandbox")
-            .join()
-            .open()
-            .map_err(|error| WireError(format!("{device}: {error}")))?;
         let tap = space
             .tap
             .take()
@@ -386,10 +423,12 @@ impl Wire {
         Ok(Self {
             space,
             fence,
-            dns: plan.dns.clone(),
+            dns,
             ends: Some((cable, port)),
             device,
             running: None,
+            kept: None,
+            lease: lease.map(|lease| (lease, mac)),
         })
     }
 
@@ -418,6 +457,28 @@ impl Wire {
         let thread = thread.spawn(move || drive(cable, port, &stopped));
         let thread = thread.map_err(WireError::system("start a thread"))?;
         self.running = Some((stop, thread));
+        if let Some((lease, mac)) = self.lease.take() {
+            self.keep(lease, mac)?;
+        }
+        Ok(())
+    }
+
+    /// Has a lease kept by a thread of its own.
+    fn keep(&mut self, lease: Lease, mac: [u8; 6]) -> Result<(), WireError> {
+        let (kept, cut) = mpsc::channel();
+        let (dialler, fence) = (self.dialler(), Arc::clone(&self.fence));
+        let thread = std::thread::Builder::new().name("vnplug-lease".to_owned());
+        let run = move || {
+            let address = lease.address;
+            if !lease::keep(lease, mac, &dialler, &cut) {
+                log::warn!("nobody gives {address} any longer: what is sent from it is dropped");
+                fence.lose(address.into());
+            }
+        };
+        thread
+            .spawn(run)
+            .map_err(WireError::system("start a thread"))?;
+        self.kept = Some(kept);
         Ok(())
     }
 
@@ -465,6 +526,7 @@ impl Wire {
     }
 
     fn stop(&mut self) -> Option<Ended> {
+        self.kept = None;
         let (stop, thread) = self.running.take()?;
         // It has room: nobody else writes there.
         let _ = rustix::io::write(&stop, &1_u64.to_ne_bytes());

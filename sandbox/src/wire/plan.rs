@@ -20,9 +20,17 @@ pub struct WirePlan {
     pub mtu: Option<u16>,
     /// False: the calls alone decide, every frame passes.
     pub fence: bool,
+    /// Somebody on the wire may give an address (DHCP), if none is said.
+    pub dhcp: bool,
 }
 
 impl WirePlan {
+    /// Whether an address is asked for on the wire.
+    #[must_use]
+    pub fn leases(&self) -> bool {
+        self.dhcp && self.addresses.is_empty()
+    }
+
     /// The daemon's device.
     #[must_use]
     pub fn device(&self) -> String {
@@ -50,6 +58,7 @@ impl FromStr for WirePlan {
             mac: None,
             mtu: None,
             fence: true,
+            dhcp: true,
         };
         for word in words {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
@@ -59,10 +68,11 @@ impl FromStr for WirePlan {
                 "dns" => plan.dns.push(address(value)?),
                 "mac" => plan.mac = Some(mac(value)?),
                 "mtu" => plan.mtu = Some(mtu(value)?),
-                "fence" => plan.fence = fence(value)?,
+                "fence" => plan.fence = switched("fence", value)?,
+                "dhcp" => plan.dhcp = switched("dhcp", value)?,
                 _ => {
                     return Err(format!(
-                        "`{word}` is none of address, gateway, dns, mac, mtu, fence"
+                        "`{word}` is none of address, gateway, dns, mac, mtu, dhcp, fence"
                     ));
                 }
             }
@@ -130,11 +140,11 @@ fn mtu(text: &str) -> Result<u16, String> {
     }
 }
 
-fn fence(text: &str) -> Result<bool, String> {
+fn switched(key: &str, text: &str) -> Result<bool, String> {
     match text {
         "on" => Ok(true),
         "off" => Ok(false),
-        _ => Err(format!("`fence={text}`: on or off")),
+        _ => Err(format!("`{key}={text}`: on or off")),
     }
 }
 
@@ -153,6 +163,9 @@ mod tests {
         assert_eq!(plan.mac, Some([2, 0, 0, 0, 0, 9]));
         let plan: WirePlan = "vm:lan0".parse().unwrap();
         assert_eq!((plan.device().as_str(), plan.fence), ("vm:lan0", true));
+        assert!(plan.leases());
+        let plan: WirePlan = "lan0,dhcp=off".parse().unwrap();
+        assert!(!plan.leases());
     }
 
     #[test]
@@ -172,6 +185,7 @@ mod tests {
             ("lan0,mac=03:00:00:00:00:01", "one interface"),
             ("lan0,mtu=20", "68 to"),
             ("lan0,fence", "on or off"),
+            ("lan0,dhcp=no", "`dhcp=no`: on or off"),
         ] {
             let told = text.parse::<WirePlan>().unwrap_err();
             assert!(told.contains(why), "{text}: {told}");
