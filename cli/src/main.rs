@@ -25,6 +25,7 @@ mod qemu;
 mod record;
 mod replay;
 mod sandbox;
+mod source;
 mod stats;
 mod switch;
 mod sys;
@@ -78,6 +79,11 @@ enum Action {
     /// Show grants and change them, also for open ports
     #[command(subcommand)]
     Grant(grant::Grant),
+    /// Open and close sources while the daemon runs
+    #[command(subcommand)]
+    Source(source::Source),
+    /// Have the daemon read its configuration file again
+    Reload(source::Reload),
     /// Take open ports from their owners
     Revoke(grant::RevokeArgs),
     /// List the back-ends of third parties
@@ -145,6 +151,8 @@ fn main() -> ExitCode {
         Action::Nic(nic) => nic.run(&socket),
         Action::Switch(switch) => switch.run(connect),
         Action::Grant(grant) => grant.run(connect),
+        Action::Source(source) => source.run(connect),
+        Action::Reload(reload) => reload.run(connect),
         Action::Revoke(revoke) => revoke.run(connect),
         Action::Backends(backends) => backends.run(&socket),
         Action::Channel(channel) => channel.run(&socket),

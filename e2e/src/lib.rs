@@ -50,6 +50,7 @@ pub mod programs;
 mod qemu;
 mod qmp;
 pub mod raw;
+pub mod reading;
 pub mod recorder;
 pub mod silent_file;
 pub mod station;

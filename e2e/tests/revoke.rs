@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use vnplug::{Client, Error, GrantAction, GrantKind, Next, Port, Revoke, Whose, code};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, counted, label, value};
+use vnplug_e2e::reading::{end_of, reads_on};
 use vnplug_e2e::user::{USER, as_user, open_to_all};
 use vnplug_ring::control::Counted;
-use vnplug_testing::{Deadline, until};
+use vnplug_testing::until;
 
 fn port(number: u32) -> Revoke {
     Revoke {
@@ -43,38 +44,6 @@ fn client(daemon: &Daemon) -> Client {
 fn of_port(all: &[Counted], number: u32) -> Option<&Counted> {
     let name = number.to_string();
     all.iter().find(|it| it.kind == "port" && it.name == name)
-}
-
-/// Reads until the port says why nothing comes any more.
-fn end_of(port: &mut Port) -> Error {
-    let deadline = Deadline::new("the reader is told");
-    loop {
-        deadline.check();
-        match port.next() {
-            Ok(Next::Packet(_)) => {}
-            Ok(Next::Nothing) => {
-                if let Err(error) = port.wait(Some(Duration::from_millis(50))) {
-                    return error;
-                }
-            }
-            Ok(Next::Ended) => panic!("the source ended"),
-            Err(error) => return error,
-        }
-    }
-}
-
-/// Waits until packets come that are not there yet.
-fn reads_on(port: &mut Port) {
-    let deadline = Deadline::new("the reader reads on");
-    let mut left = 20_000;
-    while left > 0 {
-        deadline.check();
-        match port.next().unwrap() {
-            Next::Packet(_) => left -= 1,
-            Next::Nothing => drop(port.wait(Some(Duration::from_millis(50))).unwrap()),
-            Next::Ended => panic!("the source ended"),
-        }
-    }
 }
 
 /// Fills a transmit ring, which then has frames that wait unless its host is faster.

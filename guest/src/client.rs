@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use vnplug_ring::control::{
     Counted, Device, GrantAction, GrantKind, GrantRequest, Grow, Message, ProgramInfo, Programs,
-    Revoke, SwitchAsk, SwitchRequest, VmReady, VmSpec,
+    Revoke, SourceRequest, SwitchAsk, SwitchRequest, VmReady, VmSpec,
 };
 
 use crate::connection::{Connection, socket_path, unexpected};
@@ -173,6 +173,18 @@ impl Client {
             keep,
         });
         done(&self.connection.exchange(&request, None)?)
+    }
+
+    /// Changes the sources, or has the daemon read its configuration again; tells what became different, as things of the
+    /// kind `change`.
+    ///
+    /// # Errors
+    /// Those of any request; agents refuse it. Nothing is different then.
+    pub fn change_sources(&mut self, request: SourceRequest) -> Result<Vec<Counted>, Error> {
+        match self.connection.exchange(&Message::Sources(request), None)? {
+            Message::Counters(all) => Ok(all),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// The operator's programs that may be used from here.

@@ -55,7 +55,7 @@ use vnplug_filter::DEFAULT_LIMIT_BYTES;
 
 /// Receives every packet of a wire once, filters it early and hands it to applications in virtual
 /// machines, containers and processes over shared-memory rings.
-#[derive(Debug, Parser)]
+#[derive(Debug, Clone, Parser)]
 #[command(name = "vnplugd", version, after_help = EXAMPLES)]
 pub struct Arguments {
     /// Configuration file (TOML); flags add to it and override it

@@ -4,7 +4,7 @@
 //! 2. Keep `CAP_NET_RAW`, with an AF_XDP source `CAP_IPC_LOCK`, and nothing else
 //!    (`sys::privileges`), but for one thread that keeps `CAP_BPF` alone if there is early drop;
 //!    switch user if asked.
-//! 3. Start the sources' threads and the control loop. SIGTERM or SIGINT ends it: readers see
+//! 3. Start the sources' threads and the control loop. SIGHUP has it read its file again (`reload`). SIGTERM or SIGINT ends it: readers see
 //!    their rings closed, VMs stay recorded for the next daemon. A thread that hangs keeps the daemon
 //!    from that no longer than two seconds (`watch`).
 
@@ -18,7 +18,7 @@ use vnplug_ring::control::Grant;
 use vnplug_ring::layout::MAX_SNAPLEN;
 
 use crate::awake::Awake;
-use crate::config::{Config, OnOff};
+use crate::config::{Arguments, Config, OnOff};
 use crate::control::{Control, KeptGrants, Setup, Switches};
 use crate::hub::policy::Policy;
 use crate::hub::terms::SendTerms;
@@ -26,7 +26,7 @@ use crate::hub::{Hub, Limits, Twins, user_grant};
 use crate::spec::{LINKTYPE_ETHERNET, OpenSource};
 use crate::vm::Dirs;
 use crate::vm::arenas::{Unplugged, packet_dir};
-use crate::watch;
+use crate::watch::Watch;
 use vnplug_filter::{Compiler, FilterError, Jit};
 use vnplug_os::privileges::Keep;
 use vnplug_os::service::Manager;
@@ -35,13 +35,25 @@ use vnplug_os::{privileges, signals};
 use vnplug_path::engine::loader::Loader;
 use vnplug_path::engine::{Pulse, Worker};
 
-/// Runs the daemon until it is told to end.
+/// Runs the daemon until it is told to end. The arguments say what is read again at SIGHUP.
 ///
 /// # Errors
 /// A text that says what could not be done and what to do about it.
-pub fn run(config: Config) -> Result<(), String> {
+pub fn run(config: Config, arguments: Arguments) -> Result<(), String> {
     vnplug_os::sigbus::prepare();
-    let termination = signals::termination().map_err(|error| format!("signals: {error}"))?;
+    let signal =
+        |all: &[i32]| signals::descriptor(all).map_err(|error| format!("signals: {error}"));
+    // Without a file there is nothing to read again.
+    let (termination, hangup) = match arguments.config {
+        None => (
+            signal(&[signals::TERMINATION, signals::HANGUP].concat())?,
+            None,
+        ),
+        Some(_) => (
+            signal(signals::TERMINATION)?,
+            Some(signal(signals::HANGUP)?),
+        ),
+    };
     let manager = Manager::of_environment().unwrap_or_else(|error| {
         log::warn!(target: "control", "NOTIFY_SOCKET is no socket of a service manager: {error}");
         Manager::default()
@@ -62,8 +74,16 @@ pub fn run(config: Config) -> Result<(), String> {
     let listener = listen(&config.socket, config.socket_mode)
         .map_err(|error| format!("cannot serve {}: {error}", config.socket.display()))?;
     let socket = config.socket.clone();
-    let served = own(&config, &vms_dir)
-        .and_then(|_ours| serve(config, &made, listener, termination, &manager));
+    let served = own(&config, &vms_dir).and_then(|_ours| {
+        serve(
+            config,
+            arguments,
+            &made,
+            listener,
+            (termination, hangup),
+            &manager,
+        )
+    });
     // However it ends: a socket that nobody serves only misleads.
     if let Err(error) = std::fs::remove_file(&socket) {
         log::warn!(target: "control", "{}: {error}", socket.display());
@@ -114,9 +134,10 @@ fn own(config: &Config, vms: &Path) -> Result<File, String> {
 /// From opened sources to the end; `made` are the directories that this process made.
 fn serve(
     config: Config,
+    arguments: Arguments,
     made: &[PathBuf],
     listener: OwnedFd,
-    termination: OwnedFd,
+    (termination, hangup): (OwnedFd, Option<OwnedFd>),
     manager: &Arc<Manager>,
 ) -> Result<(), String> {
     let user = config.user.as_deref().map(privileges::user).transpose();
@@ -206,13 +227,20 @@ fn serve(
     let named = users.chain(vms).chain(senders).chain(switches_named);
     named.for_each(|it| warn_unknown(&hub, it));
     let workers = hub.sources().iter().flat_map(|source| &source.workers);
-    let lines = workers.map(Worker::line).collect();
     let last = last_things(config.socket.clone(), dirs.clone());
+    let watch = Watch::default();
+    watch.add(workers.map(Worker::line));
     let pulse = Arc::new(Pulse::new("control", "serving"));
     pulse.sleep(0);
     let theirs = (Arc::clone(&pulse), Arc::clone(manager));
-    let termination = watch::start(termination, lines, theirs.0, theirs.1, last)
+    let termination = watch
+        .start(termination, theirs.0, theirs.1, last)
         .map_err(|error| format!("cannot start vnplug-watch: {error}"))?;
+    let socket = config.socket.clone();
+    let read_again = move || {
+        let config = Config::load(arguments.clone())?;
+        look_through(&config).map(|()| config)
+    };
     let setup = Setup {
         hub,
         policy,
@@ -222,13 +250,19 @@ fn serve(
         awake,
         switches,
         grants,
-        backends: config.backends.clone(),
+        config,
+        read_again: Arc::new(read_again),
+        watch,
         listener,
         termination,
         pulse,
     };
     let control = Control::new(setup).map_err(|error| format!("cannot start: {error}"))?;
-    log::info!(target: "control", "serving {}", config.socket.display());
+    if let Some(hangup) = hangup {
+        crate::hangup::start(hangup, socket.clone(), Arc::clone(manager))
+            .map_err(|error| format!("cannot start vnplug-hangup: {error}"))?;
+    }
+    log::info!(target: "control", "serving {}", socket.display());
     // A manager that waits for this would end the daemon if it did not hear it.
     if let Err(error) = manager.say("READY=1\nSTATUS=Serving") {
         log::warn!(target: "control", "the service manager does not hear that the daemon is ready: {error}");
@@ -249,7 +283,7 @@ fn last_things(socket: PathBuf, dirs: Dirs) -> impl FnOnce() {
 }
 
 /// Who may see what, as configured, for a daemon that runs as this user.
-fn policy(config: &Config, us: u32) -> Policy {
+pub(crate) fn policy(config: &Config, us: u32) -> Policy {
     let mut policy = Policy::new(us);
     for (uid, grant) in &config.users {
         policy.grant_user(*uid, grant.clone());
@@ -304,21 +338,26 @@ fn must_write(dir: &Path, flag: &str) -> Result<(), String> {
 ///
 /// # Errors
 /// A text that says what is wrong.
-pub fn check(config: Config) -> Result<(), String> {
-    let user = config.user.as_deref().map(privileges::user);
-    user.transpose().map_err(|error| error.to_string())?;
-    let group = config.socket_group.as_deref().map(privileges::group);
-    group.transpose().map_err(|error| error.to_string())?;
-    check_terms(&config)?;
-    let mut compiler = Compiler::new("/proc/self/exe".into());
-    check_grants(&config, &mut compiler)?;
+pub fn check(config: &Config) -> Result<(), String> {
+    look_through(config)?;
     let sources = config.sources.len();
     log::info!(target: "control", "the configuration is right; {sources} sources");
     Ok(())
 }
 
+/// What is wrong with a configuration, as far as that can be known without opening its sources.
+fn look_through(config: &Config) -> Result<(), String> {
+    let user = config.user.as_deref().map(privileges::user);
+    user.transpose().map_err(|error| error.to_string())?;
+    let group = config.socket_group.as_deref().map(privileges::group);
+    group.transpose().map_err(|error| error.to_string())?;
+    check_terms(config)?;
+    let mut compiler = Compiler::new("/proc/self/exe".into());
+    check_grants(config, &mut compiler)
+}
+
 /// Refuses grants to send or to join whose terms are wrong.
-fn check_terms(config: &Config) -> Result<(), String> {
+pub(crate) fn check_terms(config: &Config) -> Result<(), String> {
     for sending in &config.senders {
         sending
             .terms
@@ -367,7 +406,7 @@ fn check_grants(config: &Config, compiler: &mut Compiler) -> Result<(), String> 
 }
 
 /// An error of a source, with its name.
-fn of_source(name: &str, error: &str) -> String {
+pub(crate) fn of_source(name: &str, error: &str) -> String {
     match error.contains(&format!("{name:?}")) {
         true => error.to_owned(),
         false => format!("source {name:?}: {error}"),

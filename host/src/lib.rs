@@ -10,13 +10,15 @@
 //!
 //! Threads: one per queue, the control loop, one that compiles filters and one that makes machine
 //! code of them, one that makes filters for the kernel, one per VM with a doorbell device, one that
-//! watches the others (`watch`).
+//! watches the others (`watch`), one that hears SIGHUP (`hangup`).
 
 mod awake;
 pub mod config;
 mod control;
 pub mod daemon;
+mod hangup;
 pub mod hub;
+mod reload;
 pub mod spec;
 mod vm;
 mod watch;

@@ -31,11 +31,11 @@ fn main() -> ExitCode {
         });
     }
     logger.init();
-    let run = match arguments.check {
-        true => daemon::check,
-        false => daemon::run,
+    let run = |config: Config| match arguments.check {
+        true => daemon::check(&config),
+        false => daemon::run(config, arguments.clone()),
     };
-    match Config::load(arguments).and_then(run) {
+    match Config::load(arguments.clone()).and_then(run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(text) => {
             let mark = if logs_to_journal() { "<3>" } else { "" };

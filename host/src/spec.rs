@@ -107,6 +107,12 @@ impl SourceSpec {
         &self.name
     }
 
+    /// Whether another source can take its place while the daemon runs. A switch has paths that two cannot have at once; AF_XDP
+    /// takes rights that were given up.
+    pub(crate) fn may_change(&self) -> bool {
+        !matches!(self.kind.as_str(), SWITCH | "af_xdp")
+    }
+
     /// Opens the source; needs the privileges that its kind needs.
     ///
     /// # Errors
@@ -326,6 +332,7 @@ impl OpenSource {
             early: Early::new(seats, &workers),
             lent,
             workers,
+            closing: 0,
         })
     }
 }

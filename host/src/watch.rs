@@ -5,7 +5,7 @@
 //! | a queue's thread that is in the middle of a turn, or has a command, and did not move at [`STALLED`] looks in a row | says so once, and that it goes on when it does; the control thread waits for it no more |
 //! | the control thread in the same state | says so, too |
 //! | that none of them is stalled | tells the service manager's watchdog, which ends a daemon that hangs for good |
-//! | SIGTERM, SIGINT or SIGHUP | tells the control thread, which ends in order |
+//! | SIGTERM or SIGINT | tells the control thread, which ends in order |
 //! | that this took longer than [`ENDING`] | says which threads are left, does what must be done, and ends the process |
 //!
 //! It waits for nobody: it sleeps, reads words that others write, and logs.
@@ -13,7 +13,7 @@
 use std::fmt::Display;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -47,41 +47,63 @@ enum Thread {
     Control(Arc<Pulse>),
 }
 
-/// Starts the thread. Returns a descriptor that becomes readable when the daemon is to end. `control` is
-/// the control thread's pulse. `last` is done before the process ends without its threads.
-///
-/// # Errors
-/// The system's.
-pub(crate) fn start(
-    termination: OwnedFd,
-    lines: Vec<Line>,
-    control: Arc<Pulse>,
-    manager: Arc<Manager>,
-    last: impl FnOnce() + Send + 'static,
-) -> io::Result<Arc<OwnedFd>> {
-    let told = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-    let told = Arc::new(told);
-    let theirs = Arc::clone(&told);
-    let queues = lines.into_iter().map(Thread::Queue);
-    let all = queues.chain([Thread::Control(control)]);
-    let watched = all.map(Watched::new).collect();
-    std::thread::Builder::new()
-        .name("vnplug-watch".into())
-        .spawn(move || {
-            watch(&termination, watched, &manager);
-            event::ring(&theirs);
-            tell(&manager, "STOPPING=1");
-            std::thread::sleep(ENDING);
-            let left = threads().join(", ");
-            log::error!(target: "control", "these threads do not end, and are left behind: {left}");
-            last();
-            signals::leave(LEFT_BEHIND);
-        })?;
-    Ok(told)
+/// The threads that are watched.
+#[derive(Clone, Default)]
+pub(crate) struct Watch(Arc<Mutex<Vec<Watched>>>);
+
+impl Watch {
+    /// Starts the thread. Returns a descriptor that becomes readable when the daemon is to end. `control` is
+    /// the control thread's pulse. `last` is done before the process ends without its threads.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn start(
+        &self,
+        termination: OwnedFd,
+        control: Arc<Pulse>,
+        manager: Arc<Manager>,
+        last: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Arc<OwnedFd>> {
+        let told = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let told = Arc::new(told);
+        let theirs = Arc::clone(&told);
+        self.lock().push(Watched::new(Thread::Control(control)));
+        let own = self.clone();
+        std::thread::Builder::new()
+            .name("vnplug-watch".into())
+            .spawn(move || {
+                watch(&termination, &own, &manager);
+                event::ring(&theirs);
+                tell(&manager, "STOPPING=1");
+                std::thread::sleep(ENDING);
+                let left = threads().join(", ");
+                log::error!(target: "control", "these threads do not end, and are left behind: {left}");
+                last();
+                signals::leave(LEFT_BEHIND);
+            })?;
+        Ok(told)
+    }
+
+    /// Watches the threads of these queues, too.
+    pub(crate) fn add(&self, lines: impl IntoIterator<Item = Line>) {
+        let lines = lines.into_iter().map(Thread::Queue);
+        self.lock().extend(lines.map(Watched::new));
+    }
+
+    /// Watches the thread of this queue no more: it is to end.
+    pub(crate) fn forget(&self, line: &Line) {
+        self.lock()
+            .retain(|it| !std::ptr::eq(it.thread.pulse(), line.pulse()));
+    }
+
+    /// What it guards is whole after every statement.
+    fn lock(&self) -> MutexGuard<'_, Vec<Watched>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Looks at the threads until the daemon is to end.
-fn watch(termination: &OwnedFd, mut watched: Vec<Watched>, manager: &Manager) {
+fn watch(termination: &OwnedFd, all: &Watch, manager: &Manager) {
     let mut dog = manager.watchdog().map(|within| Dog {
         // Half of it is what sd_watchdog_enabled(3) advises.
         every: within / 2,
@@ -96,9 +118,11 @@ fn watch(termination: &OwnedFd, mut watched: Vec<Watched>, manager: &Manager) {
         let mut fds = [PollFd::new(termination, PollFlags::IN)];
         match poll(&mut fds, Some(&pause)) {
             Ok(0) => {
+                let mut watched = all.lock();
                 watched.iter_mut().for_each(Watched::look);
                 let hang = watched.iter().filter(|it| it.stalled_since.is_some());
                 let hang: Vec<_> = hang.map(|it| it.thread.pulse().name().to_owned()).collect();
+                drop(watched);
                 if hang != told {
                     match hang.is_empty() {
                         true => tell(manager, "STATUS=Serving"),

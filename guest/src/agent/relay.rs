@@ -104,8 +104,11 @@ impl Agent {
                 let text = "only on the host: a guest may not attach virtual machines";
                 self.refuse(app, id, code::DENIED, text)
             }
-            Message::Switch(_) | Message::Revoke(_) | Message::Grants(_) if greeted => {
-                let text = "only on the host: a guest may not manage switches, ports and grants";
+            Message::Switch(_) | Message::Revoke(_) | Message::Grants(_) | Message::Sources(_)
+                if greeted =>
+            {
+                let text =
+                    "only on the host: a guest may not manage sources, switches, ports and grants";
                 self.refuse(app, id, code::DENIED, text)
             }
             _ => {

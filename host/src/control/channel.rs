@@ -267,6 +267,7 @@ impl Control {
     pub(super) fn bell(&mut self) {
         event::clear(&self.bell);
         self.done();
+        self.read_again();
         let names: Vec<String> = self.vms.served.keys().cloned().collect();
         for name in names {
             self.wake_readers(&name);

@@ -19,26 +19,86 @@ use vnplug_ring::control::{
 
 use super::Control;
 use super::session::Over;
+use super::sources::Reload;
 use super::waiting::{Then, Whom};
 use crate::hub::grant::{Change, Given, kind_name};
 use crate::hub::policy::Policy;
 use crate::hub::terms::SendTerms;
 use crate::hub::{NewGrant, Peer, Refusal, Revoked, Step};
+use crate::reload::Difference;
 use vnplug_filter::Program;
 
 /// A change of the grants on its way.
 pub(super) struct Regrant {
-    change: Change,
-    /// The grant as it was given.
-    text: String,
-    keep: bool,
+    what: What,
     /// Filters that were compiled for it, by text and link type.
     compiled: HashMap<(String, u32), Arc<Program>>,
     /// The one that is being compiled.
     awaited: (String, u32),
 }
 
+/// What is changed.
+enum What {
+    /// One grant.
+    One {
+        change: Change,
+        /// As it was given.
+        text: String,
+        keep: bool,
+    },
+    /// What the configuration says, of sources too.
+    File(Box<Reload>),
+}
+
+impl What {
+    fn change(&self) -> Option<&Change> {
+        match self {
+            Self::One { change, .. } => Some(change),
+            Self::File(_) => None,
+        }
+    }
+
+    /// The grants that there are then.
+    fn policy(&self, before: &Policy) -> Policy {
+        let mut policy = before.clone();
+        match self {
+            Self::One { change, .. } => policy.change(change),
+            Self::File(reload) => {
+                let Difference { taken, given, .. } = &reload.difference;
+                taken.iter().for_each(|(kind, it)| policy.take(*kind, it));
+                given.iter().for_each(|(kind, it)| policy.give(*kind, it));
+            }
+        }
+        policy
+    }
+
+    /// The grants that are new.
+    fn given(&self) -> Vec<(GrantKind, &Given)> {
+        match self {
+            Self::One { change, .. } if change.action == GrantAction::Remove => Vec::new(),
+            Self::One { change, .. } => vec![(change.kind, &change.given)],
+            Self::File(reload) => {
+                let given = reload.difference.given.iter();
+                given.map(|(kind, given)| (*kind, given)).collect()
+            }
+        }
+    }
+}
+
 impl Regrant {
+    fn new(what: What) -> Self {
+        Self {
+            what,
+            compiled: HashMap::new(),
+            awaited: (String::new(), 0),
+        }
+    }
+
+    /// What the configuration says from now on.
+    pub(super) fn of_file(reload: Reload) -> Self {
+        Self::new(What::File(Box::new(reload)))
+    }
+
     /// The filter that it waited for is there.
     pub(super) fn add(&mut self, program: Option<Arc<Program>>) {
         let key = std::mem::take(&mut self.awaited);
@@ -124,13 +184,7 @@ impl Control {
                     kind,
                     given,
                 };
-                let regrant = Regrant {
-                    change,
-                    text,
-                    keep,
-                    compiled: HashMap::new(),
-                    awaited: (String::new(), 0),
-                };
+                let regrant = Regrant::new(What::One { change, text, keep });
                 self.regrant(whom, viewer, regrant)
             }
         }
@@ -143,10 +197,8 @@ impl Control {
         viewer: &Peer,
         mut regrant: Regrant,
     ) -> Result<(), Over> {
-        let change = &regrant.change;
-        let mut policy = self.policy.clone();
-        policy.change(change);
-        let takes = takes_from(change);
+        let policy = regrant.what.policy(&self.policy);
+        let takes = regrant.what.change().and_then(takes_from);
         let attached = |owner: &Peer| {
             let mut grants = self.vms.grants(owner);
             if let Some((vm, source, filter)) = takes
@@ -157,24 +209,24 @@ impl Control {
             }
             grants
         };
-        if change.action == GrantAction::Remove && !self.has_grant(change) {
-            let what = format!(
-                "there is no such grant: {:?}; see `vnplug grant list`",
-                regrant.text
-            );
+        if let What::One { change, text, .. } = &regrant.what
+            && change.action == GrantAction::Remove
+            && !self.has_grant(change)
+        {
+            let what = format!("there is no such grant: {text:?}; see `vnplug grant list`");
             return self
                 .sessions
                 .answer(whom, Err(Refusal::new(code::NOT_FOUND, what)));
         }
         let verdicts = self.hub.verdicts(&policy, attached);
         // Also if nobody needs it now: a filter that is wrong is refused when it is given.
-        let own = match change.kind {
-            _ if change.action == GrantAction::Remove => String::new(),
-            GrantKind::See => change.given.rest.clone(),
-            GrantKind::Send => terms_of(&change.given.rest).filter,
+        let filter = |(kind, given): (GrantKind, &Given)| match kind {
+            GrantKind::See => given.rest.clone(),
+            GrantKind::Send => terms_of(&given.rest).filter,
             GrantKind::Join => String::new(),
         };
-        let own = Some((own, ETHERNET));
+        let own = regrant.what.given().into_iter();
+        let own: Vec<_> = own.map(|it| (filter(it), ETHERNET)).collect();
         let needed = verdicts.iter().flat_map(|(port, (granted, revoked))| {
             let link_type = self.hub.link_type_of(*port);
             let sight = (!revoked.receiving).then(|| granted.sight.clone());
@@ -203,14 +255,16 @@ impl Control {
                 .sessions
                 .answer(whom, Err(Refusal::new(code::INTERNAL, what)));
         }
-        log::info!(
-            target: "control",
-            "an operator changes the grants ({:?} {}): {}; {} open ports are concerned",
-            change.action,
-            kind_name(change.kind),
-            regrant.text.escape_debug(),
-            verdicts.len()
-        );
+        if let What::One { change, text, .. } = &regrant.what {
+            log::info!(
+                target: "control",
+                "an operator changes the grants ({:?} {}): {}; {} open ports are concerned",
+                change.action,
+                kind_name(change.kind),
+                text.escape_debug(),
+                verdicts.len()
+            );
+        }
         self.adopt_policy(policy);
         let (mut ended, mut owed, mut grants) = (Vec::new(), Vec::new(), Vec::new());
         for (port, (granted, revoked)) in verdicts {
@@ -232,20 +286,20 @@ impl Control {
             }
         }
         self.take_ports(whom.token, ended, CHANGED, &mut owed);
-        let step = self.hub.regrant(grants, owed);
-        let kept = match regrant.keep {
-            true => self.grants.keep(&regrant.change, &regrant.text),
-            false => Ok(()),
-        };
-        match kept {
-            Ok(()) => self.carry_on(whom, Ok(step)),
-            Err(error) => {
-                let what = format!("it is changed, but not kept for a restart: {error}");
-                // What the threads were told is done in any case.
-                let step = Step::finally(step, Refusal::new(code::INTERNAL, what));
-                self.carry_on(whom, Ok(step))
+        let end = match regrant.what {
+            What::One { keep: false, .. } => Ok(Message::Done),
+            What::One { change, text, .. } => {
+                let kept = self.grants.keep(&change, &text);
+                kept.map(|()| Message::Done).map_err(|error| {
+                    let what = format!("it is changed, but not kept for a restart: {error}");
+                    Refusal::new(code::INTERNAL, what)
+                })
             }
-        }
+            What::File(reload) => self.exchange_sources(whom.token, *reload, &mut owed),
+        };
+        // What the threads were told is done in any case.
+        let step = Step::finally(self.hub.regrant(grants, owed), end);
+        self.carry_on(whom, Ok(step))
     }
 
     /// Ends the ports of a VM that was attached again and may not have them any more as they are.
@@ -263,7 +317,7 @@ impl Control {
     }
 
     /// Ends what is taken of ports; those of which nothing is left are closed, and their readers told why.
-    fn take_ports(
+    pub(super) fn take_ports(
         &mut self,
         asked_by: u64,
         ports: Vec<(u32, Revoked)>,
@@ -314,7 +368,7 @@ impl Control {
         }
     }
 
-    fn may_manage(&self, viewer: &Peer, what: &str) -> Result<(), Refusal> {
+    pub(super) fn may_manage(&self, viewer: &Peer, what: &str) -> Result<(), Refusal> {
         if self.policy.is_operator(viewer) {
             return Ok(());
         }

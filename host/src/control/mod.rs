@@ -27,6 +27,7 @@ mod request;
 mod rules;
 mod session;
 mod sessions;
+mod sources;
 mod switches;
 mod vms;
 mod waiting;
@@ -41,15 +42,19 @@ use rustix::event::epoll;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::awake::Awake;
+use crate::config::Config;
 use crate::hub::policy::Policy;
-use crate::hub::{BackendGrant, Hub, Peer};
+use crate::hub::{Hub, Peer};
 use crate::vm::{Dirs, Vm};
+use crate::watch::Watch;
 use accept::Door;
 use backends::Backends;
 use closing::Leaving;
 pub(crate) use kept::KeptGrants;
 use session::Over;
 use sessions::{Next, Sessions, Turn};
+pub(crate) use sources::ReadAgain;
+use sources::Reloads;
 pub(crate) use switches::Switches;
 use vms::Vms;
 use vnplug_filter::{Compiler, Jit};
@@ -73,7 +78,12 @@ pub(crate) struct Setup {
     pub(crate) awake: Option<Awake>,
     pub(crate) switches: Switches,
     pub(crate) grants: KeptGrants,
-    pub(crate) backends: Vec<BackendGrant>,
+    /// In force.
+    pub(crate) config: Config,
+    /// Reads it again.
+    pub(crate) read_again: ReadAgain,
+    /// Sees threads hang.
+    pub(crate) watch: Watch,
     pub(crate) listener: OwnedFd,
     /// Becomes readable when the daemon is to end.
     pub(crate) termination: Arc<OwnedFd>,
@@ -96,6 +106,9 @@ pub(crate) struct Control {
     grants: KeptGrants,
     /// Third parties' back-ends, and who uses them.
     backends: Backends,
+    /// The configuration, and how it is read again.
+    reloads: Reloads,
+    watch: Watch,
     /// What is done elsewhere.
     jobs: Jobs,
     /// Ports on their way out.
@@ -126,7 +139,9 @@ impl Control {
             awake,
             switches,
             grants,
-            backends,
+            config,
+            read_again,
+            watch,
             listener,
             termination,
             pulse,
@@ -150,7 +165,9 @@ impl Control {
             vms: Vms::new(dirs, broken),
             switches,
             grants,
-            backends: Backends::new(backends),
+            backends: Backends::new(config.backends.clone()),
+            reloads: Reloads::new(config, read_again),
+            watch,
             jobs,
             leaving: Leaving::default(),
             awake,
@@ -325,6 +342,7 @@ impl Control {
         self.drop_lost_vms();
         self.heard();
         self.close_doomed();
+        self.see_sources_off();
         self.empty_overdue();
         self.deliver();
         self.serve_parked();

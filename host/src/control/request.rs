@@ -74,6 +74,7 @@ impl Control {
             Message::Switch(request) => self.of_switch(whom, &viewer, &request),
             Message::Revoke(revoke) => self.of_revoke(whom, &viewer, &revoke),
             Message::Grants(request) => self.of_grants(whom, &viewer, request),
+            Message::Sources(request) => self.of_sources(whom, &viewer, request),
             Message::Backend(said) => self.of_backends(whom, &viewer, said),
             Message::Grow(said) => self.of_growth(whom, &viewer, said),
             message => self.of_reader(whom, &viewer, message),

@@ -8,7 +8,10 @@ use std::time::Duration;
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
 use vnplug_ring::control::{Message, Role, VERSION};
 
+use clap::Parser;
+
 use super::*;
+use crate::config::Arguments;
 use crate::hub::Limits;
 use vnplug_os::event;
 use vnplug_os::socket::listen;
@@ -62,7 +65,9 @@ fn a_panic_costs_the_connection_that_led_to_it_and_the_others_are_served() {
     };
     let serves = std::thread::spawn(move || {
         let setup = Setup {
-            backends: Vec::new(),
+            config: Config::load(Arguments::parse_from(["vnplugd"])).unwrap(),
+            read_again: Arc::new(|| Err("there is no file".into())),
+            watch: Watch::default(),
             switches: Switches::default(),
             grants: KeptGrants::default(),
             hub: Hub::new(Limits {

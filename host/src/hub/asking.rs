@@ -167,10 +167,10 @@ where
     }
 }
 
-/// A step that ends with a refusal.
+/// A step that ends with another answer.
 struct Finally {
     asks: Box<dyn Asks>,
-    refusal: Refusal,
+    end: Result<Message, Refusal>,
 }
 
 impl Asks for Finally {
@@ -179,7 +179,7 @@ impl Asks for Finally {
     }
 
     fn go_on(self: Box<Self>, hub: &mut Hub) -> Step {
-        Step::finally(self.asks.go_on(hub), self.refusal)
+        Step::finally(self.asks.go_on(hub), self.end)
     }
 }
 
@@ -198,11 +198,11 @@ impl Step {
         Self::Done(missing.map_or(Ok(Message::Done), |missing| Err(missing.refusal())))
     }
 
-    /// As another step, and refused in any case when that is done.
-    pub(crate) fn finally(step: Self, refusal: Refusal) -> Self {
+    /// As another step, and this is the answer when that is done; but if that was refused, and this is no refusal, that one's.
+    pub(crate) fn finally(step: Self, end: Result<Message, Refusal>) -> Self {
         match step {
-            Self::Done(_) => Self::Done(Err(refusal)),
-            Self::Asks(asks) => Self::Asks(Box::new(Finally { asks, refusal })),
+            Self::Done(done) => Self::Done(end.and_then(|end| done.map(|_| end))),
+            Self::Asks(asks) => Self::Asks(Box::new(Finally { asks, end })),
         }
     }
 

@@ -55,6 +55,7 @@ impl Hub {
         self.leave_direct(id);
         self.watch_direct(record.source);
         self.closed += 1;
+        self.sources[record.source].closing += 1;
         let mut charge = Charge::new(self.owed_by(&record.owner));
         if matches!(record.owner, Peer::User(_)) {
             charge.add(record.bytes());
@@ -94,6 +95,7 @@ impl Hub {
         let sender = sent.and_then(Result::ok).flatten();
         let mut counters = PortCounters::default();
         ports.iter().for_each(|port| counters.add(&port.counters));
+        self.sources[record.source].closing -= 1;
         self.wants_no_more(record.source, &record.wanted);
         let group = record.group.as_ref();
         let before = self.arena_bytes(&record.owner);

@@ -213,9 +213,7 @@ impl Hub {
     /// From now on, what nobody wants is dropped by the kernel where it can be.
     pub(crate) fn drop_early(&mut self, loader: Loader) {
         self.loader = Some(loader);
-        for source in 0..self.sources.len() {
-            self.settle_early(source);
-        }
+        (0..self.sources.len()).for_each(|source| self.settle_early(source));
     }
 
     /// A port of a source is going to judge by these programs; the kernel lets through what they

@@ -69,6 +69,21 @@ impl Given {
         })
     }
 
+    /// For people: its kind, and as it is written.
+    pub(crate) fn text(&self, kind: GrantKind) -> String {
+        let whom = match &self.whom {
+            Peer::User(uid) => format!("uid:{uid}"),
+            Peer::Vm(name) => format!("vm:{name}"),
+        };
+        let end = match kind {
+            _ if self.rest.is_empty() => "",
+            GrantKind::See => ":",
+            GrantKind::Send | GrantKind::Join => ",",
+        };
+        let (kind, source, rest) = (kind_name(kind), &self.source, &self.rest);
+        format!("{kind} {whom}={source}{end}{rest}")
+    }
+
     /// To see.
     pub(crate) fn sight(self) -> (Peer, Grant) {
         let grant = Grant {

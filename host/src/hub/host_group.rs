@@ -197,6 +197,12 @@ impl Hub {
         self.host_groups.groups.contains_key(name)
     }
 
+    /// Whether a group reads the packet memory of a source.
+    pub(crate) fn has_host_group_of(&self, source: usize) -> bool {
+        let mut groups = self.host_groups.groups.values();
+        groups.any(|group| group.source == source)
+    }
+
     /// Makes a group; only operators are members so far.
     ///
     /// # Errors

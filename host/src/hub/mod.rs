@@ -23,6 +23,7 @@ pub(crate) mod places;
 mod plan;
 pub mod policy;
 pub mod report;
+mod retire;
 mod revoke;
 pub mod rules;
 mod send;
@@ -124,6 +125,8 @@ pub struct Source {
     pub lent: Option<Vec<Lent>>,
     /// One thread per queue.
     pub workers: Vec<Worker>,
+    /// How many of its ports are on their way out.
+    pub(crate) closing: usize,
 }
 
 /// What is known of an attached port.
@@ -341,7 +344,12 @@ impl Hub {
     /// [`Refusal`] that lists what there is.
     pub fn find(&self, device: &str) -> Result<Named, Refusal> {
         let name = device.strip_prefix(HOST_PREFIX).unwrap_or(device);
-        let by_name = |name: &str| self.sources.iter().position(|source| source.name == name);
+        let by_name = |name: &str| {
+            let mut present = self.present();
+            present
+                .find(|(_, source)| source.name == name)
+                .map(|(place, _)| place)
+        };
         let named = |source, queue, port| Named {
             source,
             queue,

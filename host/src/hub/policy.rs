@@ -161,6 +161,41 @@ impl Policy {
         }
     }
 
+    /// Gives a grant, beside those that there are.
+    pub(crate) fn give(&mut self, kind: GrantKind, given: &Given) {
+        let given = given.clone();
+        match kind {
+            GrantKind::See => match given.sight() {
+                (Peer::User(uid), grant) => self.grant_user(uid, grant),
+                (Peer::Vm(name), grant) => self.grant_vm(&name, grant),
+            },
+            GrantKind::Send => self.grant_sending(given.sending()),
+            GrantKind::Join => self.grant_joining(given.join()),
+        }
+    }
+
+    /// Takes this grant, and no other one.
+    pub(crate) fn take(&mut self, kind: GrantKind, given: &Given) {
+        match kind {
+            GrantKind::See => {
+                let grants = match &given.whom {
+                    Peer::User(uid) => self.users.entry(*uid).or_default(),
+                    Peer::Vm(name) => self.vms.entry(name.clone()).or_default(),
+                };
+                let (_, gone) = given.clone().sight();
+                grants.retain(|grant| *grant != gone);
+            }
+            GrantKind::Send => {
+                let gone = given.clone().sending();
+                self.senders.retain(|it| *it != gone);
+            }
+            GrantKind::Join => {
+                let gone = given.clone().join();
+                self.joiners.retain(|it| *it != gone);
+            }
+        }
+    }
+
     /// All grants, by kind and viewer.
     pub fn grants(&self) -> Vec<(GrantKind, Given)> {
         let see = |whom: Peer, grant: &Grant| {

@@ -77,9 +77,7 @@ impl Hub {
                 addresses: addresses.cloned().unwrap_or_default(),
             }
         };
-        self.sources
-            .iter()
-            .enumerate()
+        self.present()
             .flat_map(|(number, source)| {
                 let ports = |port| sight(&source.name, Some(port));
                 let ports = self.port_devices(number, ports, operator);
@@ -92,7 +90,7 @@ impl Hub {
 
     /// All counters, for an operator, and what else there is to tell.
     pub(crate) fn counters(&mut self, more: Vec<Counted>) -> Step {
-        let queues = self.sources.iter().enumerate();
+        let queues = self.present();
         let queues: Vec<(usize, usize)> = queues
             .flat_map(|(source, it)| (0..it.workers.len()).map(move |queue| (source, queue)))
             .collect();
@@ -179,7 +177,7 @@ impl Hub {
             ],
         }];
         all[0].values.extend(self.jit.counters());
-        for number in 0..self.sources.len() {
+        for (number, _) in self.present() {
             let snapshots = looked.get(&number).map_or(&[][..], Vec::as_slice);
             all.push(self.source_counters(number, snapshots));
             let parts = ports_of(snapshots);

@@ -172,6 +172,14 @@ impl Twins {
         }
     }
 
+    /// A source is no more, and with it what the kernel ran there.
+    pub(crate) fn forget_source(&mut self, source: &str) {
+        let end = format!(" source {source}");
+        for twin in &mut self.all {
+            twin.links.retain(|(place, _)| !place.ends_with(&end));
+        }
+    }
+
     fn named(&self, name: &str) -> Option<usize> {
         self.all.iter().position(|it| it.grant.name == name)
     }

@@ -9,6 +9,7 @@ use super::grow::Grow;
 use super::open::{FilterSpec, Open, Opened, RingPlace, Tuning};
 use super::program::Programs;
 use super::rule::{self, Rule, RuleKey, RuleKind};
+use super::source::SourceRequest;
 use super::switch::SwitchRequest;
 use super::vm::{VmReady, VmSpec};
 use super::wire::{Header, Malformed, Reader, Writer};
@@ -187,6 +188,8 @@ pub enum Message {
     Revoke(Revoke),
     /// Operators: something about grants.
     Grants(GrantRequest),
+    /// Operators: a change of the sources.
+    Sources(SourceRequest),
     /// Asks for the members of a port's trust group.
     Direct(Direct),
     /// The answer to Direct.
@@ -245,6 +248,7 @@ impl Message {
             Self::Members(_) => 34,
             Self::Revoke(_) => 48,
             Self::Grants(_) => 49,
+            Self::Sources(_) => 50,
             Self::Backend(it) => it.kind(),
             Self::Grow(it) => it.kind(),
             Self::Programs(it) => it.kind(),
@@ -363,6 +367,7 @@ impl Message {
             Self::Members(members) => members.write(w),
             Self::Revoke(revoke) => revoke.write(w),
             Self::Grants(request) => request.write(w),
+            Self::Sources(request) => request.write(w),
             Self::Backend(it) => it.write(w),
             Self::Grow(it) => it.write(w),
             Self::Programs(it) => it.write(w),
@@ -472,6 +477,7 @@ impl Message {
             34 => Self::Members(Members::read(r)?),
             48 => Self::Revoke(Revoke::read(r)?),
             49 => Self::Grants(GrantRequest::read(r)?),
+            50 => Self::Sources(SourceRequest::read(r)?),
             kind if Backend::has(kind) => Self::Backend(Backend::read(kind, r)?),
             kind if Grow::has(kind) => Self::Grow(Grow::read(kind, r)?),
             kind if Programs::has(kind) => Self::Programs(Programs::read(kind, r)?),

@@ -238,6 +238,13 @@ fn every_message() -> Vec<Message> {
             text: "vm:probe=eth1".into(),
             keep: true,
         }),
+        Message::Sources(SourceRequest::Add {
+            text: "eth1=af_packet".into(),
+        }),
+        Message::Sources(SourceRequest::Remove {
+            name: "host:eth1".into(),
+        }),
+        Message::Sources(SourceRequest::Reload),
         Message::Direct(Direct {
             port: 4,
             capacity: 1 << 18,

@@ -15,6 +15,7 @@
 //! Stats   → Counters
 //! Close   → Done
 //! Switch  → Counters or Done  operators: how a switch is, its settings, closing a port of it
+//! Sources → Counters           operators: sources that come and go, the configuration read again
 //! Direct  → Members + file descriptors: who is in a port's trust group; see `direct`
 //! Backend                     third parties' back-ends, and who uses them; see `backend`
 //! Grow                        memory that a VM gets while it runs; see `grow`
@@ -46,6 +47,7 @@ mod grant;
 mod message;
 mod open;
 mod rule;
+mod source;
 mod switch;
 mod vm;
 
@@ -63,6 +65,7 @@ pub use rule::{
     ExactRule, Flow, MAX_EXACT_RULES, MAX_WILDCARD_RULES, NO_VLAN, Network, Pattern, Rule,
     RuleAction, RuleKey, RuleKind, WildcardRule,
 };
+pub use source::SourceRequest;
 pub use switch::{SwitchAsk, SwitchRequest};
 pub use vm::{Grant, HostGroup, VmKind, VmReady, VmSpec};
 pub use wire::{Header, Malformed};

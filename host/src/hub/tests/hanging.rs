@@ -101,12 +101,17 @@ fn with_a_hanging_source_and(
         early: Early::new(Err(None), &workers),
         lent: None,
         workers,
+        closing: 0,
     });
     let never = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
     let lines = hub.sources.iter().flat_map(|it| &it.workers);
-    let lines = lines.map(Worker::line).collect();
-    let told =
-        crate::watch::start(never, lines, Arc::clone(control), Arc::new(manager), || ()).unwrap();
+    let lines: Vec<_> = lines.map(Worker::line).collect();
+    let watch = crate::watch::Watch::default();
+    watch.add(lines);
+    let manager = Arc::new(manager);
+    let told = watch
+        .start(never, Arc::clone(control), manager, || ())
+        .unwrap();
     (hangs, told)
 }
 

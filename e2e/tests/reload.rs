@@ -1,0 +1,270 @@
+//! Sources and grants that change while the daemon runs: what differs becomes so, what does not loses nothing, and what is wrong
+//! changes nothing.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+
+use rustix::process::{Pid, Signal, kill_process};
+use vnplug::{Client, Error, SourceRequest};
+use vnplug_e2e::Lab;
+use vnplug_e2e::Netns;
+use vnplug_e2e::daemon::{Daemon, label, value};
+use vnplug_e2e::reading::{end_of, reads_on};
+use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::user::{USER, as_user, open_to_all};
+use vnplug_testing::{eventually, until};
+
+/// A daemon with a configuration file that can be rewritten.
+struct Configured {
+    file: String,
+    daemon: Daemon,
+}
+
+impl Configured {
+    fn start(lab: &Lab, netns: Option<&Netns>, text: &str) -> Self {
+        let file = open_to_all(lab, text);
+        let daemon = Daemon::start(lab, netns, &["--config", &file]).unwrap();
+        Self { file, daemon }
+    }
+
+    fn write(&self, text: &str) {
+        fs::write(&self.file, format!("socket_mode = 0o666\n{text}")).unwrap();
+    }
+
+    /// `vnplug reload`: its exit code and what it says.
+    fn reload(&self, text: &str) -> (Option<i32>, String) {
+        self.write(text);
+        self.daemon.vnplug(&["reload"])
+    }
+
+    fn sources(&self) -> Vec<String> {
+        let all = self.daemon.audit();
+        let sources = all.iter().filter(|it| it.kind == "source");
+        sources.map(|it| it.name.clone()).collect()
+    }
+}
+
+fn lab_source(name: &str, pps: u32) -> String {
+    format!("[[source]]\nname = \"{name}\"\nkind = \"gen\"\npps = {pps}\n")
+}
+
+fn allow(filter: &str) -> String {
+    format!("[[allow]]\nuid = {USER}\nsource = \"kept\"\nfilter = \"{filter}\"\n")
+}
+
+fn is_removed(error: &Error) -> bool {
+    matches!(error, Error::Gone(why) if why.contains("removed the source, or changed it"))
+}
+
+#[test]
+fn what_differs_becomes_so_and_what_does_not_loses_nothing() {
+    let lab = Lab::new().unwrap();
+    let [kept, gone, other] =
+        [("kept", 20_000), ("gone", 100), ("other", 100)].map(|(a, b)| lab_source(a, b));
+    let text = [kept.clone(), gone, other, allow("udp")].concat();
+    let configured = Configured::start(&lab, None, &text);
+    let daemon = &configured.daemon;
+    let mut of_kept = daemon.port("kept").open().unwrap();
+    let options = daemon.port("kept");
+    let mut of_user = as_user(move || options.open().unwrap());
+    let mut of_gone = daemon.port("gone").open().unwrap();
+    let mut of_other = daemon.port("other").open().unwrap();
+    // Twice the same is nothing.
+    let said = configured.reload(&text);
+    assert_eq!(said, (Some(0), "vnplug: nothing is different\n".into()));
+
+    let new = [
+        kept.clone(),
+        lab_source("other", 200),
+        lab_source("new", 100),
+        allow("arp"),
+    ]
+    .concat();
+    let said = configured.reload(&format!("max_ports = 99\n{new}"));
+    let expected = format!(
+        "source gone: removed\nsource new: added\nsource other: changed\ngrant see uid:{USER}=kept:udp: removed\n\
+         grant see uid:{USER}=kept:arp: added\nmax_ports: waits for a restart of the daemon\n"
+    );
+    assert_eq!(said, (Some(0), expected));
+    for port in [&mut of_gone, &mut of_other] {
+        let told = end_of(port);
+        assert!(is_removed(&told), "{told:?}");
+    }
+    // An open port follows its grant: what the generator makes is no ARP.
+    let refused = |it: &Configured| {
+        let all = it.daemon.audit();
+        let name = of_user.number().to_string();
+        let mut ports = all.iter().filter(|it| it.kind == "port");
+        let port = ports.find(|it| it.name == name).unwrap();
+        (value(port, "delivered"), value(port, "refused"))
+    };
+    let (delivered, before) = refused(&configured);
+    until(
+        "it is judged anew",
+        || refused(&configured).1,
+        |now| *now > before + 1000,
+    );
+    assert_eq!(refused(&configured).0, delivered);
+    assert!(of_user.next().is_ok());
+    let mut names = configured.sources();
+    names.sort();
+    assert_eq!(names, ["kept", "new", "other"]);
+    drop((
+        daemon.port("new").open().unwrap(),
+        daemon.port("other").open().unwrap(),
+    ));
+    // What did not change lost nothing.
+    reads_on(&mut of_kept);
+    assert_eq!(of_kept.counts().lost, 0);
+}
+
+#[test]
+fn what_is_wrong_changes_nothing() {
+    let lab = Lab::new().unwrap();
+    let kept = lab_source("kept", 20_000);
+    let configured = Configured::start(&lab, None, &[kept.clone(), lab_source("old", 10)].concat());
+    let mut port = configured.daemon.port("old").open().unwrap();
+    let missing = "[[source]]\nname = \"file\"\nkind = \"pcap\"\npath = \"/nowhere/x.pcap\"\n";
+    let bad_filter = allow("port nonsense");
+    for (text, why) in [
+        ("[[source", "TOML parse error"),
+        // Half of it was written.
+        (&kept[..kept.len() - 8], "TOML parse error"),
+        (&*[&*kept, missing].concat(), "/nowhere/x.pcap"),
+        (&*[&*kept, &*bad_filter].concat(), "port nonsense"),
+        ("colour = 1\n", "colour"),
+    ] {
+        let (code, said) = configured.reload(text);
+        assert!(code != Some(0) && said.contains(why), "{why}: {said}");
+        assert!(said.contains("nothing is changed"), "{said}");
+        assert_eq!(configured.sources(), ["kept", "old"]);
+    }
+    assert!(port.next().is_ok());
+    // Whoever is no operator is refused.
+    let socket = configured.daemon.socket();
+    let refused = as_user(move || {
+        Client::connect_to(&socket)
+            .unwrap()
+            .change_sources(SourceRequest::Reload)
+    });
+    assert!(refused.unwrap_err().to_string().contains("only root"));
+}
+
+#[test]
+fn a_hangup_reads_the_file_again_and_without_a_file_ends_the_daemon() {
+    let lab = Lab::new().unwrap();
+    let configured = Configured::start(&lab, None, &lab_source("old", 10));
+    let hang_up = |daemon: &Daemon| {
+        let pid = Pid::from_raw(daemon.pid() as i32).unwrap();
+        kill_process(pid, Signal::HUP).unwrap();
+    };
+    configured.write(&lab_source("new", 10));
+    hang_up(&configured.daemon);
+    until(
+        "the file is read again",
+        || configured.sources(),
+        |names| names == &["new"],
+    );
+    // What is wrong is told in the log.
+    configured.write("[[source");
+    hang_up(&configured.daemon);
+    eventually("it is refused", || {
+        configured.daemon.log().contains("nothing is changed")
+    });
+    assert_eq!(configured.sources(), ["new"]);
+
+    let bare = Daemon::start(&lab, None, &["--source", "lab=gen,pps=10"]).unwrap();
+    hang_up(&bare);
+    eventually("it ends", || bare.log().contains("ended"));
+}
+
+#[test]
+fn sources_come_and_go_and_nothing_is_left_of_them() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "kept=gen,pps=20000"]).unwrap();
+    let mut kept = daemon.port("kept").open().unwrap();
+    let vnplug = |words: &[&str]| {
+        let (code, said) = daemon.vnplug(words);
+        assert_eq!((code, said.as_str()), (Some(0), ""), "{words:?}");
+    };
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    let count = |what: &str| {
+        fs::read_dir(format!("/proc/{}/{what}", daemon.pid()))
+            .unwrap()
+            .count()
+    };
+    let mut before = (0, 0);
+    for time in 0..200 {
+        let name = format!("late{time}");
+        let text = format!("{name}=gen,pps=1000,queues=2");
+        client.change_sources(SourceRequest::Add { text }).unwrap();
+        let mut port = daemon.port(&name).open().unwrap();
+        client
+            .change_sources(SourceRequest::Remove { name })
+            .unwrap();
+        let told = end_of(&mut port);
+        assert!(is_removed(&told), "{told:?}");
+        if time == 20 {
+            before = (count("task"), count("fd"));
+        }
+    }
+    until(
+        "no thread and no descriptor stays",
+        || (count("task"), count("fd")),
+        |now| {
+            // A few may still be on their way.
+            now.0 <= before.0 + 4 && now.1 <= before.1 + 16
+        },
+    );
+    vnplug(&["source", "add", "lab=gen,pps=1000"]);
+    let (code, said) = daemon.vnplug(&["source", "add", "lab=gen,pps=1000"]);
+    assert!(code != Some(0) && said.contains("already"), "{said}");
+    vnplug(&["source", "rm", "host:lab"]);
+    for (words, why) in [
+        (["rm", "lab"], "no source"),
+        (["rm", "kept@0"], "only whole sources"),
+        (["add", "no-such-if0"], "wait for it: wait=yes"),
+        (["add", "a=tape"], "no kind"),
+    ] {
+        let (code, said) = daemon.vnplug(&[&["source"], &words[..]].concat());
+        assert!(code != Some(0) && said.contains(why), "{why}: {said}");
+    }
+    // A switch comes and goes, too, with whoever takes part in it.
+    vnplug(&["source", "add", "lan0=switch"]);
+    let mut member = daemon.port("lan0").transmit(1 << 16).join().open().unwrap();
+    vnplug(&["source", "rm", "lan0"]);
+    let told = end_of(&mut member);
+    assert!(is_removed(&told), "{told:?}");
+    reads_on(&mut kept);
+    assert_eq!(kept.counts().lost, 0);
+    daemon.audit();
+}
+
+#[test]
+fn an_interface_that_comes_later_is_received_by_ports_that_were_open_before() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    let configured = Configured::start(&lab, Some(&netns), "[[source]]\nname = \"late0\"\n");
+    let daemon = &configured.daemon;
+    let state = || {
+        let all = daemon.audit();
+        let source = all.iter().find(|it| it.kind == "source").unwrap();
+        label(source, "state").to_owned()
+    };
+    assert_eq!(state(), "missing");
+    let mut port = daemon.port("late0").open().unwrap();
+    netns.veth("late0", "peer0").unwrap();
+    until("it is received", state, |state| state == "up");
+    netns
+        .enter(|| Stream::new("peer0", 1000).send())
+        .unwrap()
+        .unwrap();
+    let mut read = 0;
+    eventually("the frames come", || {
+        while let vnplug::Next::Packet(_) = port.next().unwrap() {
+            read += 1;
+        }
+        read >= 1000
+    });
+    assert_eq!(port.counts().lost, 0);
+}

@@ -1,0 +1,94 @@
+//! SIGHUP: the daemon reads its configuration file again.
+//!
+//! A thread of its own asks for it through the daemon's socket, as `vnplug reload` does: so there is one way, and one answer.
+
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::{ClockId, clock_gettime};
+
+use vnplug_os::service::Manager;
+use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
+use vnplug_ring::control::{Message, Role, SourceRequest, VERSION};
+
+/// The longest wait for an answer: filters may have to be compiled.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Starts the thread; `hangup` is readable when the signal came.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn start(hangup: OwnedFd, socket: PathBuf, manager: Arc<Manager>) -> io::Result<()> {
+    let tell = move |what: &str| {
+        if let Err(error) = manager.say(what) {
+            log::debug!(target: "control", "{what:?} did not reach the service manager: {error}");
+        }
+    };
+    let serve = move || {
+        while hears(&hangup).is_ok() {
+            log::info!(target: "control", "SIGHUP: the configuration is read again");
+            let now = clock_gettime(ClockId::Monotonic);
+            let now_us = now.tv_sec * 1_000_000 + now.tv_nsec / 1_000;
+            tell(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}"));
+            if let Err(error) = ask(&socket) {
+                log::error!(target: "control", "SIGHUP: {error}");
+            }
+            tell("READY=1\nSTATUS=Serving");
+        }
+    };
+    let thread = std::thread::Builder::new().name("vnplug-hangup".into());
+    thread.spawn(serve).map(drop)
+}
+
+/// Waits for the signal.
+fn hears(hangup: &OwnedFd) -> io::Result<()> {
+    loop {
+        let mut fds = [PollFd::new(hangup, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) => break,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    // As many as came meanwhile are one.
+    let mut signals = [0; 4096];
+    match rustix::io::read(hangup, &mut signals) {
+        Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Has the configuration read again, and waits until it is in force or refused; the control thread logs what came of it.
+fn ask(socket: &Path) -> Result<(), String> {
+    let failed = |error: io::Error| format!("{}: {error}", socket.display());
+    let mut stream = UnixStream::connect(socket).map_err(failed)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    let hello = Message::Hello {
+        min_version: VERSION,
+        max_version: VERSION,
+        role: Role::Client,
+        name: "SIGHUP".into(),
+        live: Vec::new(),
+        vectors: 0,
+    };
+    let request = Message::Sources(SourceRequest::Reload);
+    let both = [hello.encode(1, 0), request.encode(2, 0)].concat();
+    stream.write_all(&both).map_err(failed)?;
+    let mut framer = Framer::strict(MAX_PAYLOAD);
+    let mut bytes = [0; 4096];
+    loop {
+        match framer.next_message().map_err(|error| error.to_string())? {
+            Some((header, _)) if header.id == 2 => return Ok(()),
+            Some(_) => {}
+            None => match stream.read(&mut bytes).map_err(failed)? {
+                0 => return Err("the daemon hung up".into()),
+                len => framer.push(&bytes[..len]),
+            },
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! What is different in a configuration that was read again.
+//!
+//! Sources and grants change while the daemon runs. Everything else is read when it starts; what differs there is told and
+//! left. What operators changed at run time stays: only the difference between the two files is done.
+
+use std::collections::BTreeSet;
+
+use vnplug_ring::control::GrantKind;
+
+use crate::config::Config;
+use crate::daemon::policy;
+use crate::hub::grant::Given;
+use crate::spec::SourceSpec;
+
+/// From one configuration to another.
+#[derive(Debug, Default)]
+pub(crate) struct Difference {
+    /// Sources that are new, or are to be others.
+    pub(crate) open: Vec<SourceSpec>,
+    /// Names of sources that are to be no more, or to be others.
+    pub(crate) close: Vec<String>,
+    /// Grants that are no more.
+    pub(crate) taken: Vec<(GrantKind, Given)>,
+    /// Grants that are new.
+    pub(crate) given: Vec<(GrantKind, Given)>,
+    /// What waits until the daemon starts again.
+    pub(crate) restart: Vec<String>,
+}
+
+impl Difference {
+    pub(crate) fn between(old: &Config, new: &Config) -> Self {
+        let mut it = Self::default();
+        for spec in &new.sources {
+            match old.sources.iter().find(|old| old.name() == spec.name()) {
+                Some(old) if old == spec => {}
+                Some(old) if !old.may_change() || !spec.may_change() => {
+                    it.restart.push(format!("source {}", spec.name()));
+                }
+                Some(_) => {
+                    it.close.push(spec.name().to_owned());
+                    it.open.push(spec.clone());
+                }
+                None => it.open.push(spec.clone()),
+            }
+        }
+        let is_left = |name: &str| new.sources.iter().any(|spec| spec.name() == name);
+        let names = old.sources.iter().map(SourceSpec::name);
+        it.close
+            .extend(names.filter(|name| !is_left(name)).map(str::to_owned));
+        // Whose daemon it is is no matter here.
+        let (before, after) = (policy(old, 0).grants(), policy(new, 0).grants());
+        it.taken
+            .extend(before.iter().filter(|it| !after.contains(it)).cloned());
+        it.given
+            .extend(after.into_iter().filter(|it| !before.contains(it)));
+        it.restart.extend(settings(old, new));
+        it
+    }
+
+    /// Each change as it is told: what it is about, and `added`, `removed`, `changed` or `restart`.
+    pub(crate) fn told(&self) -> Vec<(String, &'static str)> {
+        let opened: BTreeSet<&str> = self.open.iter().map(SourceSpec::name).collect();
+        let closed: BTreeSet<&str> = self.close.iter().map(String::as_str).collect();
+        let mut told = Vec::new();
+        for name in opened.union(&closed) {
+            let what = match (opened.contains(name), closed.contains(name)) {
+                (true, true) => "changed",
+                (true, false) => "added",
+                (false, _) => "removed",
+            };
+            told.push((format!("source {name}"), what));
+        }
+        let grants = |all: &[(GrantKind, Given)], what| {
+            let all = all.iter();
+            all.map(|(kind, given)| (format!("grant {}", given.text(*kind)), what))
+                .collect::<Vec<_>>()
+        };
+        told.extend(grants(&self.taken, "removed"));
+        told.extend(grants(&self.given, "added"));
+        let restart = self.restart.iter();
+        told.extend(restart.map(|name| (name.clone(), "restart")));
+        told
+    }
+
+    /// The configuration by which the daemon runs when this is done.
+    pub(crate) fn done(&self, old: &mut Config, new: Config) {
+        let Config {
+            sources,
+            users,
+            vms,
+            senders,
+            joiners,
+            ..
+        } = new;
+        // What waits stays different, so that it is told again.
+        let waits = |spec: &SourceSpec| self.restart.contains(&format!("source {}", spec.name()));
+        let (mut kept, _): (Vec<_>, Vec<_>) = std::mem::take(&mut old.sources)
+            .into_iter()
+            .partition(waits);
+        kept.extend(sources.into_iter().filter(|spec| !waits(spec)));
+        old.sources = kept;
+        (old.users, old.vms) = (users, vms);
+        (old.senders, old.joiners) = (senders, joiners);
+    }
+}
+
+/// The settings that differ, and are read when the daemon starts.
+fn settings(old: &Config, new: &Config) -> Vec<String> {
+    let Config {
+        socket,
+        socket_mode,
+        socket_group,
+        state_dir,
+        pool_dir,
+        user,
+        ring_bytes,
+        max_ring_bytes,
+        pool_bytes,
+        max_ports,
+        max_ports_each,
+        max_user_bytes,
+        wake_us,
+        jit,
+        jit_bytes,
+        sources: _,
+        users: _,
+        vms: _,
+        senders: _,
+        joiners: _,
+        backends,
+        programs,
+    } = new;
+    let all = [
+        ("socket", *socket != old.socket),
+        ("socket_mode", *socket_mode != old.socket_mode),
+        ("socket_group", *socket_group != old.socket_group),
+        ("state_dir", *state_dir != old.state_dir),
+        ("pool_dir", *pool_dir != old.pool_dir),
+        ("user", *user != old.user),
+        ("ring_bytes", *ring_bytes != old.ring_bytes),
+        ("max_ring_bytes", *max_ring_bytes != old.max_ring_bytes),
+        ("pool_bytes", *pool_bytes != old.pool_bytes),
+        ("max_ports", *max_ports != old.max_ports),
+        ("max_ports_each", *max_ports_each != old.max_ports_each),
+        ("max_user_bytes", *max_user_bytes != old.max_user_bytes),
+        ("wake_us", *wake_us != old.wake_us),
+        ("jit", *jit != old.jit),
+        ("jit_bytes", *jit_bytes != old.jit_bytes),
+        ("backend", *backends != old.backends),
+        ("program", *programs != old.programs),
+    ];
+    let differ = all.into_iter().filter(|(_, differs)| *differs);
+    differ.map(|(name, _)| name.to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::config::Arguments;
+
+    fn config(words: &[&str]) -> Config {
+        let words = ["vnplugd", "--socket", "/tmp/s"].iter().chain(words);
+        Config::load(Arguments::parse_from(words)).unwrap()
+    }
+
+    #[test]
+    fn only_what_differs_is_told_and_what_waits_is_told_again() {
+        let mut old = config(&[
+            "--source",
+            "a=gen",
+            "--source",
+            "b=gen,pps=1",
+            "--source",
+            "gone=gen",
+            "--switch",
+            "lan0",
+            "--allow",
+            "uid:1=a:ip",
+            "--allow",
+            "uid:2=a",
+            "--allow-send",
+            "uid:1=a",
+        ]);
+        assert_eq!(Difference::between(&old, &old).told(), []);
+        let words = [
+            "--source",
+            "a=gen",
+            "--source",
+            "b=gen,pps=2",
+            "--source",
+            "new=gen",
+            "--switch",
+            "lan0,hub=yes",
+            "--allow",
+            "uid:1=a:arp",
+            "--allow",
+            "uid:2=a",
+            "--allow-send",
+            "uid:1=a",
+            "--jit",
+            "off",
+        ];
+        let new = config(&words);
+        let difference = Difference::between(&old, &new);
+        let told = difference.told();
+        let told: Vec<_> = told.iter().map(|(name, what)| (&**name, *what)).collect();
+        assert_eq!(
+            told,
+            [
+                ("source b", "changed"),
+                ("source gone", "removed"),
+                ("source new", "added"),
+                ("grant see uid:1=a:ip", "removed"),
+                ("grant see uid:1=a:arp", "added"),
+                ("source lan0", "restart"),
+                ("jit", "restart"),
+            ]
+        );
+        difference.done(&mut old, new);
+        let again = Difference::between(&old, &config(&words)).told();
+        let names: Vec<_> = again.iter().map(|(name, _)| &**name).collect();
+        assert_eq!(names, ["source lan0", "jit"]);
+    }
+}
