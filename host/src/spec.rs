@@ -96,8 +96,9 @@ impl SourceSpec {
     /// whose interfaces come and go; who types a name wants to hear that it is wrong.
     #[must_use]
     pub fn waiting(self) -> Self {
+        let has_interface = matches!(self.kind.as_str(), "af_packet" | "af_xdp");
         Self {
-            waits: true,
+            waits: has_interface,
             ..self
         }
     }
