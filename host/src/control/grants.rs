@@ -295,7 +295,7 @@ impl Control {
                     Refusal::new(code::INTERNAL, what)
                 })
             }
-            What::File(reload) => self.exchange_sources(whom.token, *reload, &mut owed),
+            What::File(reload) => self.exchange_sources(whom.token, *reload),
         };
         // What the threads were told is done in any case.
         let step = Step::finally(self.hub.regrant(grants, owed), end);
@@ -317,7 +317,7 @@ impl Control {
     }
 
     /// Ends what is taken of ports; those of which nothing is left are closed, and their readers told why.
-    pub(super) fn take_ports(
+    fn take_ports(
         &mut self,
         asked_by: u64,
         ports: Vec<(u32, Revoked)>,
@@ -332,10 +332,15 @@ impl Control {
                 over.push((port, record.owner.clone()));
             }
         }
-        self.tell_gone(asked_by, &over, why);
+        self.end_ports(asked_by, &over, why);
+    }
+
+    /// Closes ports; those who opened them are told why.
+    pub(super) fn end_ports(&mut self, asked_by: u64, over: &[(u32, Peer)], why: &str) {
+        self.tell_gone(asked_by, over, why);
         let mut by_owner: HashMap<Peer, Vec<u32>> = HashMap::new();
         for (port, owner) in over {
-            by_owner.entry(owner).or_default().push(port);
+            by_owner.entry(owner.clone()).or_default().push(*port);
         }
         for (owner, ports) in by_owner {
             self.close_soon(&owner, ports);

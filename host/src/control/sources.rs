@@ -21,7 +21,7 @@ use super::session::Over;
 use super::waiting::Whom;
 use crate::config::Config;
 use crate::daemon::check_terms;
-use crate::hub::{Peer, Refusal, Revoked, Step, user_grant};
+use crate::hub::{Peer, Refusal, Step, user_grant};
 use crate::reload::Difference;
 use crate::spec::{OpenSource, SourceSpec};
 use vnplug_os::event;
@@ -133,10 +133,8 @@ impl Control {
             format!("source {}", self.hub.sources()[named.source].name),
             "removed",
         );
-        let mut owed = Vec::new();
-        self.part_from(token, named.source, &mut owed);
-        let step = Step::after(owed, |_, heard| Step::done_if(heard));
-        Ok(Some(Step::finally(step, Ok(answer(vec![told])))))
+        self.part_from(token, named.source);
+        Ok(Some(Step::Done(Ok(answer(vec![told])))))
     }
 
     /// Opens a source that is to be added.
@@ -176,13 +174,15 @@ impl Control {
         Ok(())
     }
 
-    /// Ends the ports of a source, which nobody finds any more.
-    fn part_from(&mut self, token: u64, place: usize, owed: &mut Vec<crate::hub::Owed<()>>) {
+    /// Closes the ports of a source, which nobody finds any more. Their readers try to open them again: if there is another source of
+    /// that name they go on with it.
+    fn part_from(&mut self, token: u64, place: usize) {
         let name = self.hub.sources()[place].name.clone();
         let ports = self.hub.retire(place);
         log::info!(target: "source", "source {name:?} is removed, with {} ports", ports.len());
-        let all = ports.into_iter().map(|port| (port, Revoked::WHOLE));
-        self.take_ports(token, all.collect(), REMOVED, owed);
+        let owned = |port| Some((port, self.hub.ports().get(&port)?.owner.clone()));
+        let owned: Vec<_> = ports.into_iter().filter_map(owned).collect();
+        self.end_ports(token, &owned, REMOVED);
     }
 
     /// Ends the threads of removed sources whose ports are closed.
@@ -272,7 +272,6 @@ impl Control {
         &mut self,
         token: u64,
         reload: Reload,
-        owed: &mut Vec<crate::hub::Owed<()>>,
     ) -> Result<Message, Refusal> {
         let Reload {
             difference,
@@ -283,7 +282,7 @@ impl Control {
             let found = self.hub.present().find(|(_, source)| source.name == *name);
             // It may have been removed at run time.
             if let Some(place) = found.map(|(place, _)| place) {
-                self.part_from(token, place, owed);
+                self.part_from(token, place);
             }
         }
         let mut failed = None;
