@@ -39,6 +39,7 @@
 //! ```
 
 mod file;
+mod grants;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

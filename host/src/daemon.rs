@@ -20,7 +20,6 @@ use vnplug_ring::layout::MAX_SNAPLEN;
 use crate::awake::Awake;
 use crate::config::{Arguments, Config, OnOff};
 use crate::control::{Control, KeptGrants, Setup, Switches};
-use crate::hub::policy::Policy;
 use crate::hub::terms::SendTerms;
 use crate::hub::{Hub, Limits, Twins, user_grant};
 use crate::spec::{LINKTYPE_ETHERNET, OpenSource};
@@ -148,7 +147,7 @@ fn serve(
         pool_bytes: config.pool_bytes,
     };
     let us = user.map_or(rustix::process::geteuid().as_raw(), |(user, _)| user);
-    let mut policy = policy(&config, us);
+    let mut policy = config.policy(us);
     let grants = KeptGrants::restore(&config.state_dir, &mut policy);
     // Before a source opens: frames come into packet memory at once.
     let packets = packet_dir(&dirs, user, &policy);
@@ -158,7 +157,7 @@ fn serve(
     let mut open = Vec::new();
     for spec in &config.sources {
         let opened = spec.open_with(Some(&packets), user, &twins);
-        open.push(opened.map_err(|error| of_source(spec.name(), &error.to_string()))?);
+        open.push(opened.map_err(|error| spec.blame(&error))?);
     }
     let in_kernel = open.iter().filter_map(OpenSource::program_in_kernel);
     in_kernel.for_each(|(program, place)| twins.runs_at(program, place));
@@ -203,7 +202,7 @@ fn serve(
     });
     hub.jit = jit.clone();
     hub.twins = twins;
-    check_terms(&config)?;
+    config.check_terms()?;
     let mut switches = Switches::new(&config.state_dir);
     for source in &open {
         if let Some(board) = source.board() {
@@ -282,24 +281,6 @@ fn last_things(socket: PathBuf, dirs: Dirs) -> impl FnOnce() {
     }
 }
 
-/// Who may see what, as configured, for a daemon that runs as this user.
-pub(crate) fn policy(config: &Config, us: u32) -> Policy {
-    let mut policy = Policy::new(us);
-    for (uid, grant) in &config.users {
-        policy.grant_user(*uid, grant.clone());
-    }
-    for (vm, grant) in &config.vms {
-        policy.grant_vm(vm, grant.clone());
-    }
-    for sending in &config.senders {
-        policy.grant_sending(sending.clone());
-    }
-    for join in &config.joiners {
-        policy.grant_joining(join.clone());
-    }
-    policy
-}
-
 /// Keeps what is needed from now on, and starts the thread that has the kernel verify filters, if
 /// there is early drop, with what it needs alone.
 fn give_up_power(
@@ -351,24 +332,9 @@ fn look_through(config: &Config) -> Result<(), String> {
     user.transpose().map_err(|error| error.to_string())?;
     let group = config.socket_group.as_deref().map(privileges::group);
     group.transpose().map_err(|error| error.to_string())?;
-    check_terms(config)?;
+    config.check_terms()?;
     let mut compiler = Compiler::new("/proc/self/exe".into());
     check_grants(config, &mut compiler)
-}
-
-/// Refuses grants to send or to join whose terms are wrong.
-pub(crate) fn check_terms(config: &Config) -> Result<(), String> {
-    for sending in &config.senders {
-        sending
-            .terms
-            .parse::<SendTerms>()
-            .map_err(|error| format!("a grant to send through {:?}: {error}", sending.source))?;
-    }
-    for join in &config.joiners {
-        vnplug_switch::check_grant(&join.settings)
-            .map_err(|error| format!("a grant to join {:?}: {error}", join.switch))?;
-    }
-    Ok(())
 }
 
 /// Refuses grants whose filters are wrong: their readers would be refused, and not know why.
@@ -403,14 +369,6 @@ fn check_grants(config: &Config, compiler: &mut Compiler) -> Result<(), String> 
         }
     }
     Ok(())
-}
-
-/// An error of a source, with its name.
-pub(crate) fn of_source(name: &str, error: &str) -> String {
-    match error.contains(&format!("{name:?}")) {
-        true => error.to_owned(),
-        false => format!("source {name:?}: {error}"),
-    }
 }
 
 fn warn_unknown(hub: &Hub, name: &str) {

@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 use vnplug_ring::control::GrantKind;
 
 use crate::config::Config;
-use crate::daemon::policy;
 use crate::hub::grant::Given;
 use crate::spec::SourceSpec;
 
@@ -48,7 +47,7 @@ impl Difference {
         it.close
             .extend(names.filter(|name| !is_left(name)).map(str::to_owned));
         // Whose daemon it is is no matter here.
-        let (before, after) = (policy(old, 0).grants(), policy(new, 0).grants());
+        let (before, after) = (old.policy(0).grants(), new.policy(0).grants());
         it.taken
             .extend(before.iter().filter(|it| !after.contains(it)).cloned());
         it.given

@@ -108,6 +108,15 @@ impl SourceSpec {
         &self.name
     }
 
+    /// An error of this source, with its name.
+    pub(crate) fn blame(&self, error: &SourceError) -> String {
+        let error = error.to_string();
+        match error.contains(&format!("{:?}", self.name)) {
+            true => error,
+            false => format!("source {:?}: {error}", self.name),
+        }
+    }
+
     /// Whether another source can take its place while the daemon runs. A switch has paths that two cannot have at once; AF_XDP
     /// takes rights that were given up.
     pub(crate) fn may_change(&self) -> bool {

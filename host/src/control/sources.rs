@@ -20,7 +20,6 @@ use super::grants::Regrant;
 use super::session::Over;
 use super::waiting::Whom;
 use crate::config::Config;
-use crate::daemon::check_terms;
 use crate::hub::{Peer, Refusal, Step, user_grant};
 use crate::reload::Difference;
 use crate::spec::{OpenSource, SourceSpec};
@@ -146,12 +145,7 @@ impl Control {
         }
         self.hub.next_place()?;
         let opened = spec.open_with(None, None, &self.hub.twins);
-        opened.map_err(|error| {
-            Refusal::new(
-                code::INVALID,
-                crate::daemon::of_source(name, &error.to_string()),
-            )
-        })
+        opened.map_err(|error| Refusal::new(code::INVALID, spec.blame(&error)))
     }
 
     /// Starts a source.
@@ -228,7 +222,7 @@ impl Control {
 
     /// Opens what is new in a configuration.
     fn prepare(&self, config: Config) -> Result<Reload, String> {
-        check_terms(&config)?;
+        config.check_terms()?;
         let mut difference = Difference::between(&self.reloads.config, &config);
         let present = |name: &str| {
             let mut present = self.hub.present();
@@ -256,9 +250,7 @@ impl Control {
                 ));
             }
             let open = spec.open_with(None, None, &self.hub.twins);
-            opened.push(
-                open.map_err(|error| crate::daemon::of_source(spec.name(), &error.to_string()))?,
-            );
+            opened.push(open.map_err(|error| spec.blame(&error))?);
         }
         Ok(Reload {
             difference,
