@@ -273,21 +273,53 @@ impl Home {
         Ok(Mode::from_raw_mode(mask.unwrap_or(0o077)))
     }
 
-    /// `/proc/self` and `/proc/thread-self` are the program's, not ours.
+    /// `/proc/self` and what leads there from `/dev` are the program's, not ours.
+    ///
+    /// NB: a link of the program's own that leads there means ours. What is found is judged by where it lies all the same.
     fn of_theirs(&self, path: &[u8]) -> io::Result<PathBuf> {
+        let unchanged = || Ok(Path::new(OsStr::from_bytes(path)).to_path_buf());
+        let Some((head, rest)) = beginning(path) else {
+            return unchanged();
+        };
         let thread = self.thread;
-        let (head, rest) = if let Some(rest) = path.strip_prefix(b"/proc/self/") {
-            (format!("/proc/{}/", process::group_of(thread)?), rest)
-        } else if let Some(rest) = path.strip_prefix(b"/proc/thread-self/") {
-            let group = process::group_of(thread)?;
-            (format!("/proc/{group}/task/{thread}/"), rest)
-        } else {
-            return Ok(Path::new(OsStr::from_bytes(path)).to_path_buf());
+        let group = || process::group_of(thread);
+        let head = match head {
+            [b"proc", b"self"] => format!("/proc/{}/", group()?),
+            [b"proc", b"thread-self"] => format!("/proc/{}/task/{thread}/", group()?),
+            [b"dev", b"fd"] => format!("/proc/{}/fd/", group()?),
+            [b"dev", b"stdin"] if rest.is_empty() => format!("/proc/{}/fd/0", group()?),
+            [b"dev", b"stdout"] if rest.is_empty() => format!("/proc/{}/fd/1", group()?),
+            [b"dev", b"stderr"] if rest.is_empty() => format!("/proc/{}/fd/2", group()?),
+            _ => return unchanged(),
         };
         let mut whole = head.into_bytes();
         whole.extend(rest);
         Ok(PathBuf::from(OsString::from_vec(whole)))
     }
+}
+
+/// The first two names of an absolute path, however many slashes and dots are between them, and what follows.
+fn beginning(path: &[u8]) -> Option<([&[u8]; 2], &[u8])> {
+    let mut rest = path.strip_prefix(b"/")?;
+    let mut name = || {
+        loop {
+            let end = rest.iter().position(|byte| *byte == b'/');
+            let (name, after) = match end {
+                Some(end) => (&rest[..end], &rest[end + 1..]),
+                None => (rest, &rest[rest.len()..]),
+            };
+            let is_over = end.is_none();
+            rest = after;
+            match name {
+                b"" | b"." if is_over => return None,
+                b"" | b"." => {}
+                name => return Some((name, rest)),
+            }
+        }
+    };
+    let (first, _) = name()?;
+    let (second, rest) = name()?;
+    Some(([first, second], rest))
 }
 
 fn with_mask<T>(mask: Mode, act: impl FnOnce() -> T) -> T {
@@ -303,5 +335,35 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
         Some(0) => (b"/", &path[1..]),
         Some(at) => (&path[..at], &path[at + 1..]),
         None => (b".", path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_names_the_process_means_the_programs() {
+        let pid = std::process::id();
+        let home = Home::of(pid).unwrap();
+        for (path, means) in [
+            ("/proc/self/maps", "/proc/P/maps"),
+            ("/proc//self/./maps", "/proc/P/./maps"),
+            ("//proc/./self", "/proc/P/"),
+            ("/proc/thread-self/fd/3", "/proc/P/task/P/fd/3"),
+            ("/dev/fd/7", "/proc/P/fd/7"),
+            ("/dev//stdout", "/proc/P/fd/1"),
+            ("/dev/stdin", "/proc/P/fd/0"),
+            ("/proc/selfish", "/proc/selfish"),
+            ("/dev/stdoutx", "/dev/stdoutx"),
+            ("/tmp/x", "/tmp/x"),
+            ("/", "/"),
+            ("//.", "//."),
+            ("proc/self", "proc/self"),
+        ] {
+            let means = means.replace('P', &pid.to_string());
+            let of_theirs = home.of_theirs(path.as_bytes()).unwrap();
+            assert_eq!(of_theirs.as_os_str(), means.as_str(), "{path}");
+        }
     }
 }
