@@ -7,17 +7,21 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::{ClockId, clock_gettime};
 
 use vnplug_os::service::Manager;
+use vnplug_ring::control::code::UNAVAILABLE;
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
 use vnplug_ring::control::{Message, Role, SourceRequest, VERSION};
 
 /// The longest wait for an answer: filters may have to be compiled.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Between two looks whether another reload is over.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// Starts the thread; `hangup` is readable when the signal came.
 ///
@@ -35,7 +39,7 @@ pub(crate) fn start(hangup: OwnedFd, socket: PathBuf, manager: Arc<Manager>) -> 
             let now = clock_gettime(ClockId::Monotonic);
             let now_us = now.tv_sec * 1_000_000 + now.tv_nsec / 1_000;
             tell(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}"));
-            if let Err(error) = ask(&socket) {
+            if let Err(error) = ask_again(&socket) {
                 log::error!(target: "control", "SIGHUP: {error}");
             }
             tell("READY=1\nSTATUS=Serving");
@@ -63,8 +67,22 @@ fn hears(hangup: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Has the configuration read again, and waits until it is in force or refused; the control thread logs what came of it.
-fn ask(socket: &Path) -> Result<(), String> {
+/// As [`ask`], until another reload is over that is on its way: it may have read an older file.
+fn ask_again(socket: &Path) -> Result<(), String> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match ask(socket)? {
+            Message::Error { code, .. } if code == UNAVAILABLE && Instant::now() < until => {
+                std::thread::sleep(PAUSE);
+            }
+            Message::Error { text, .. } => return Err(text),
+            _ => return Ok(()),
+        }
+    }
+}
+
+/// Has the configuration read again, and waits until it is in force or refused.
+fn ask(socket: &Path) -> Result<Message, String> {
     let failed = |error: io::Error| format!("{}: {error}", socket.display());
     let mut stream = UnixStream::connect(socket).map_err(failed)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
@@ -83,7 +101,9 @@ fn ask(socket: &Path) -> Result<(), String> {
     let mut bytes = [0; 4096];
     loop {
         match framer.next_message().map_err(|error| error.to_string())? {
-            Some((header, _)) if header.id == 2 => return Ok(()),
+            Some(frame) if frame.0.id == 2 => {
+                return Message::from_frame(&frame).map_err(|error| error.to_string());
+            }
             Some(_) => {}
             None => match stream.read(&mut bytes).map_err(failed)? {
                 0 => return Err("the daemon hung up".into()),

@@ -9,6 +9,7 @@ use vnplug_ring::control::GrantKind;
 
 use crate::config::Config;
 use crate::hub::grant::Given;
+use crate::hub::policy::Policy;
 use crate::spec::SourceSpec;
 
 /// From one configuration to another.
@@ -27,7 +28,8 @@ pub(crate) struct Difference {
 }
 
 impl Difference {
-    pub(crate) fn between(old: &Config, new: &Config) -> Self {
+    /// `kept` does to the grants of a configuration what operators changed for good at run time.
+    pub(crate) fn between(old: &Config, new: &Config, kept: impl Fn(&mut Policy)) -> Self {
         let mut it = Self::default();
         for spec in &new.sources {
             match old.sources.iter().find(|old| old.name() == spec.name()) {
@@ -47,7 +49,11 @@ impl Difference {
         it.close
             .extend(names.filter(|name| !is_left(name)).map(str::to_owned));
         // Whose daemon it is is no matter here.
-        let (before, after) = (old.policy(0).grants(), new.policy(0).grants());
+        let [before, after] = [old, new].map(|config| {
+            let mut policy = config.policy(0);
+            kept(&mut policy);
+            policy.grants()
+        });
         it.taken
             .extend(before.iter().filter(|it| !after.contains(it)).cloned());
         it.given
@@ -155,9 +161,11 @@ fn settings(old: &Config, new: &Config) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use vnplug_ring::control::GrantAction;
 
     use super::*;
     use crate::config::Arguments;
+    use crate::hub::grant::Change;
 
     fn config(words: &[&str]) -> Config {
         let words = ["vnplugd", "--socket", "/tmp/s"].iter().chain(words);
@@ -182,7 +190,7 @@ mod tests {
             "--allow-send",
             "uid:1=a",
         ]);
-        assert_eq!(Difference::between(&old, &old).told(), []);
+        assert_eq!(Difference::between(&old, &old, |_| ()).told(), []);
         let words = [
             "--source",
             "a=gen",
@@ -202,7 +210,7 @@ mod tests {
             "off",
         ];
         let new = config(&words);
-        let difference = Difference::between(&old, &new);
+        let difference = Difference::between(&old, &new, |_| ());
         let told = difference.told();
         let told: Vec<_> = told.iter().map(|(name, what)| (&**name, *what)).collect();
         assert_eq!(
@@ -218,8 +226,29 @@ mod tests {
             ]
         );
         difference.done(&mut old, new);
-        let again = Difference::between(&old, &config(&words)).told();
+        let again = Difference::between(&old, &config(&words), |_| ()).told();
         let names: Vec<_> = again.iter().map(|(name, _)| &**name).collect();
         assert_eq!(names, ["source lan0", "jit"]);
+    }
+
+    #[test]
+    fn what_operators_keep_is_not_undone_by_a_file() {
+        let old = config(&["--allow", "vm:probe=a:not port 22"]);
+        let new = config(&["--allow", "vm:probe=a:not port 23", "--allow", "uid:1=a"]);
+        let kept = |policy: &mut Policy| {
+            for (action, text) in [
+                (GrantAction::Remove, "vm:probe=a"),
+                (GrantAction::Add, "uid:1=a"),
+            ] {
+                let (kind, given) = (GrantKind::See, Given::read(GrantKind::See, text).unwrap());
+                policy.change(&Change {
+                    action,
+                    kind,
+                    given,
+                });
+            }
+        };
+        assert_eq!(Difference::between(&old, &new, kept).told(), []);
+        assert_eq!(Difference::between(&old, &new, |_| ()).told().len(), 3);
     }
 }

@@ -255,6 +255,12 @@ impl Control {
                 .sessions
                 .answer(whom, Err(Refusal::new(code::INTERNAL, what)));
         }
+        if let What::File(reload) = &regrant.what
+            && let Err(refusal) = self.still_fits(reload)
+        {
+            log::error!(target: "control", "the configuration is not in force: {}", refusal.text);
+            return self.sessions.answer(whom, Err(refusal));
+        }
         if let What::One { change, text, .. } = &regrant.what {
             log::info!(
                 target: "control",

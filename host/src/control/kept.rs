@@ -50,13 +50,19 @@ impl KeptGrants {
             );
             Kept::default()
         });
-        for line in &kept.change {
+        let restored = Self { path, kept };
+        restored.replay(policy);
+        restored
+    }
+
+    /// Does to the grants of a configuration what was changed and is kept.
+    pub(super) fn replay(&self, policy: &mut Policy) {
+        for line in &self.kept.change {
             match line.change() {
                 Ok(change) => policy.change(&change),
-                Err(error) => log::error!(target: "control", "{}: {error}", path.display()),
+                Err(error) => log::error!(target: "control", "{}: {error}", self.path.display()),
             }
         }
-        Self { path, kept }
     }
 
     /// Where a grant comes from: what was changed and is kept, or else the configuration or what was changed for

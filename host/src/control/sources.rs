@@ -10,8 +10,8 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
 
 use vnplug_ring::control::{Counted, Message, SourceRequest, code};
 
@@ -20,6 +20,7 @@ use super::grants::Regrant;
 use super::session::Over;
 use super::waiting::Whom;
 use crate::config::Config;
+use crate::hub::policy::Policy;
 use crate::hub::{Peer, Refusal, Step, user_grant};
 use crate::reload::Difference;
 use crate::spec::{OpenSource, SourceSpec};
@@ -36,8 +37,10 @@ pub(super) struct Reloads {
     read: ReadAgain,
     /// Who asked for what is being read.
     asked: Option<Whom>,
-    tell: Sender<Result<Config, String>>,
-    done: Receiver<Result<Config, String>>,
+    /// Held by the reload that is on its way, wherever it is: there is one at a time, or an older file could win.
+    turn: Weak<()>,
+    tell: Sender<(Arc<()>, Result<Config, String>)>,
+    done: Receiver<(Arc<()>, Result<Config, String>)>,
 }
 
 /// A configuration that is to be in force.
@@ -46,6 +49,7 @@ pub(super) struct Reload {
     config: Config,
     /// The sources that are new, open.
     opened: Vec<OpenSource>,
+    _turn: Arc<()>,
 }
 
 impl Reloads {
@@ -55,6 +59,7 @@ impl Reloads {
             config,
             read,
             asked: None,
+            turn: Weak::new(),
             tell,
             done,
         }
@@ -63,11 +68,13 @@ impl Reloads {
     /// Has the file read by a thread, which rings the bell when that is done.
     fn begin(&mut self, whom: Whom, bell: &Arc<OwnedFd>) -> io::Result<()> {
         let (read, tell, bell) = (Arc::clone(&self.read), self.tell.clone(), Arc::clone(bell));
+        let turn = Arc::new(());
+        self.turn = Arc::downgrade(&turn);
         std::thread::Builder::new()
             .name("vnplug-reload".into())
             .spawn(move || {
                 // The loop is there as long as the process.
-                let _ = tell.send(read());
+                let _ = tell.send((turn, read()));
                 event::ring(&bell);
             })?;
         self.asked = Some(whom);
@@ -88,8 +95,8 @@ impl Control {
             .and_then(|()| match request {
                 SourceRequest::Add { text } => self.add_source(&text),
                 SourceRequest::Remove { name } => self.remove_source(whom.token, &name),
-                SourceRequest::Reload if self.reloads.asked.is_some() => {
-                    let what = "the configuration is being read already";
+                SourceRequest::Reload if self.reloads.turn.strong_count() > 0 => {
+                    let what = "the configuration is being read already; try again";
                     Err(Refusal::new(code::UNAVAILABLE, what))
                 }
                 SourceRequest::Reload => {
@@ -197,14 +204,14 @@ impl Control {
 
     /// Goes on with a configuration that was read again.
     pub(super) fn read_again(&mut self) {
-        let Ok(read) = self.reloads.done.try_recv() else {
+        let Ok((turn, read)) = self.reloads.done.try_recv() else {
             return;
         };
         let Some(whom) = self.reloads.asked.take() else {
             return;
         };
         self.sessions.set_busy(whom.token, false);
-        let went = match read.and_then(|config| self.prepare(config)) {
+        let went = match read.and_then(|config| self.prepare(config, turn)) {
             Err(what) => {
                 let what = format!("{what}; nothing is changed");
                 log::error!(target: "control", "the configuration is not in force: {what}");
@@ -221,9 +228,10 @@ impl Control {
     }
 
     /// Opens what is new in a configuration.
-    fn prepare(&self, config: Config) -> Result<Reload, String> {
+    fn prepare(&self, config: Config, turn: Arc<()>) -> Result<Reload, String> {
         config.check_terms()?;
-        let mut difference = Difference::between(&self.reloads.config, &config);
+        let kept = |policy: &mut Policy| self.grants.replay(policy);
+        let mut difference = Difference::between(&self.reloads.config, &config, kept);
         let present = |name: &str| {
             let mut present = self.hub.present();
             present.find(|(_, source)| source.name == name)
@@ -256,7 +264,25 @@ impl Control {
             difference,
             config,
             opened,
+            _turn: turn,
         })
+    }
+
+    /// Whether what was prepared can still be done: filters were waited for meanwhile.
+    pub(super) fn still_fits(&self, reload: &Reload) -> Result<(), Refusal> {
+        let closes = &reload.difference.close;
+        for (place, source) in self.hub.present() {
+            if closes.contains(&source.name) {
+                self.hub.may_retire(place)?;
+            } else if reload.opened.iter().any(|it| it.name() == source.name) {
+                let what = format!(
+                    "source {:?} was added meanwhile; nothing is changed",
+                    source.name
+                );
+                return Err(Refusal::new(code::EXISTS, what));
+            }
+        }
+        Ok(())
     }
 
     /// Puts a configuration in force whose grants are already; tells what is different.
@@ -269,6 +295,7 @@ impl Control {
             difference,
             config,
             opened,
+            _turn,
         } = reload;
         for name in &difference.close {
             let found = self.hub.present().find(|(_, source)| source.name == *name);
@@ -277,11 +304,13 @@ impl Control {
                 self.part_from(token, place);
             }
         }
-        let mut failed = None;
+        let (mut failed, mut missing) = (None, Vec::new());
         for source in opened {
+            let name = source.name().to_owned();
             if let Err(refusal) = self.welcome(source) {
                 log::error!(target: "source", "{}", refusal.text);
                 failed = failed.or(Some(refusal));
+                missing.push(name);
             }
         }
         let told = difference.told();
@@ -297,6 +326,9 @@ impl Control {
             log::info!(target: "control", "reload: nothing is different");
         }
         difference.done(&mut self.reloads.config, config);
+        // The next reload tries it again.
+        let sources = &mut self.reloads.config.sources;
+        sources.retain(|spec| !missing.iter().any(|name| name == spec.name()));
         failed.map_or_else(|| Ok(answer(told)), Err)
     }
 }

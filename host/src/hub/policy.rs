@@ -163,6 +163,8 @@ impl Policy {
 
     /// Gives a grant, beside those that there are.
     pub(crate) fn give(&mut self, kind: GrantKind, given: &Given) {
+        // The same is not granted twice.
+        self.take(kind, given);
         let given = given.clone();
         match kind {
             GrantKind::See => match given.sight() {

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use vnplug_path::engine::Worker;
 use vnplug_ring::control::code;
 
-use super::{Hub, Refusal, Source};
+use super::{Early, Hub, Refusal, Source};
 
 impl Source {
     /// It was removed: nobody finds it any more.
@@ -46,13 +46,16 @@ impl Hub {
     }
 
     fn has_let_go(&self, place: usize, source: &Source) -> bool {
-        source.closing == 0 && self.ports.values().all(|port| port.source != place)
+        source.closing == 0
+            && self.ports.values().all(|port| port.source != place)
+            && !self.has_host_group_of(place)
     }
 
     /// Adds a source that was started with this place.
     pub(crate) fn add_at(&mut self, place: u16, source: Source) {
         let place = usize::from(place);
         self.last.retain(|(it, _), _| *it != place);
+        self.twins.forget_place(place);
         match self.sources.get_mut(place) {
             Some(it) => *it = source,
             None => self.sources.push(source),
@@ -73,7 +76,7 @@ impl Hub {
                  start the daemon again",
                 source.name
             );
-            return Err(Refusal::new(code::UNAVAILABLE, what));
+            return Err(Refusal::new(code::INVALID, what));
         }
         Ok(())
     }
@@ -100,7 +103,12 @@ impl Hub {
         let idle = sources.filter(|(place, source)| {
             source.is_retired() && source.closing == 0 && !left.contains(place)
         });
-        idle.flat_map(|(_, source)| std::mem::take(&mut source.workers))
-            .collect()
+        idle.flat_map(|(_, source)| {
+            // Descriptors that nobody needs any more.
+            (source.interface, source.lent) = (None, None);
+            source.early = Early::new(Err(None), &[]);
+            std::mem::take(&mut source.workers)
+        })
+        .collect()
     }
 }

@@ -180,6 +180,13 @@ impl Twins {
         }
     }
 
+    /// Another source has this place from now on.
+    pub(crate) fn forget_place(&mut self, place: usize) {
+        for twin in &mut self.all {
+            twin.instances.retain(|(it, _), _| *it != place);
+        }
+    }
+
     fn named(&self, name: &str) -> Option<usize> {
         self.all.iter().position(|it| it.grant.name == name)
     }

@@ -57,7 +57,9 @@ impl Awaited {
         }
         let name = &self.opener.config().interface;
         match self.open() {
-            Ok(queue) => {
+            Ok(mut queue) => {
+                // For when the interface is made again.
+                queue.early = self.early.take();
                 log::info!(target: "source", "interface {name:?} is there");
                 self.found = Some(queue);
                 return;

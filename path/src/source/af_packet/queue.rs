@@ -42,7 +42,7 @@ pub(super) struct PacketQueue {
     link: LinkState,
     seat: Result<Seat, String>,
     /// What the kernel passes, if that is not everything.
-    early: Option<Box<Loaded>>,
+    pub(super) early: Option<Box<Loaded>>,
     /// Flags for the next frame handed out.
     mark: u16,
     outbox: Outbox,
