@@ -176,6 +176,8 @@ fn rules(terms: Terms) -> Vec<(c_long, Vec<Step>)> {
                 libc::PR_SET_DUMPABLE as u32,
                 vec![When(whole(1), 0, vec![Give(error(0))])],
             ),
+            // Whoever has the right could say that it is another program (PR_SET_MM_EXE_FILE).
+            When(whole(0), libc::PR_SET_MM as u32, refused()),
             Give(ALLOW),
         ],
     ));
@@ -546,6 +548,7 @@ mod tests {
         assert_eq!(here(libc::SYS_seccomp, &[1, 1]), ALLOW);
         assert_eq!(here(libc::SYS_prctl, &[4, 0]), error(0));
         assert_eq!(here(libc::SYS_prctl, &[4, 1]), ALLOW);
+        assert_eq!(here(libc::SYS_prctl, &[35, 13, 3]), refused);
         assert_eq!(here(libc::SYS_setsockopt, &[3, 0, 4]), refused);
         assert_eq!(here(libc::SYS_setsockopt, &[3, 41, 57]), refused);
         assert_eq!(here(libc::SYS_setsockopt, &[3, 1, 4]), ALLOW);

@@ -85,8 +85,10 @@ pub(crate) fn supervise(supervision: Supervision) -> io::Result<u8> {
         judging.permit = Some(Box::new(move |act| {
             if let (Transport::Tcp, Target::Internet(peer)) = (act.transport, &act.target)
                 && act.doing == Doing::Connect
+                && !fence.name(*peer, gate.names_allowing(act))
             {
-                fence.name(*peer, gate.names_allowing(act));
+                log::warn!("{peer}: too many peers are known by name; its packets are dropped");
+                return;
             }
             fence.allow(act);
             if let Some(permit) = &permit {

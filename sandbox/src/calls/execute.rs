@@ -254,14 +254,9 @@ impl Server {
         let signal = match stop {
             Stop::Became => match became(stopped) {
                 Some((file, _)) if program.has(&file) => 0,
-                found => {
-                    let path = found.map(|(_, path)| path).unwrap_or_default();
-                    if self.may_become(path, who) {
-                        0
-                    } else {
-                        libc::SIGKILL
-                    }
-                }
+                Some((_, path)) if self.may_become(path.clone(), who) => 0,
+                // Also what cannot be looked at: a file that may be run and not read.
+                _ => libc::SIGKILL,
             },
             Stop::Signal(number) => number,
         };

@@ -451,7 +451,7 @@ impl Server {
 
     /// Has a program run by a thread that follows it.
     fn run(&self, pending: Pending) {
-        let who = self.known.seen(pending.thread);
+        let who = self.known.seen(pending.process);
         let runs = lock(&self.runs);
         if let (Some(runs), Some(run)) = (&*runs, Run::of(pending, who)) {
             // Nobody takes it only if this process ends.

@@ -135,10 +135,10 @@ impl Fence {
     }
 
     /// Connections to this peer are allowed by these names, and clients of TLS must name one of them; `None`: by its
-    /// address.
-    pub fn name(&self, peer: SocketAddr, names: Option<Vec<Name>>) {
+    /// address. False if there are too many such peers: this one is not to be [allowed](Self::allow).
+    pub fn name(&self, peer: SocketAddr, names: Option<Vec<Name>>) -> bool {
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-        self.lock().served.allow(peer, names);
+        self.lock().served.allow(peer, names)
     }
 
     /// An act was allowed: its packets may pass. Told before the act is done, since its first packet may leave at

@@ -32,6 +32,8 @@ impl Hello {
                 [] => return Self::More,
                 [HANDSHAKE] => return Self::More,
                 [HANDSHAKE, 3, ..] => {}
+                // Other versions, and records before the first message, which some servers pass over.
+                [20..=24, ..] => return Self::Wrong,
                 _ => return odd(),
             }
             let Some((head, body)) = rest.split_first_chunk::<5>() else {
@@ -166,8 +168,15 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_no_hello_has_no_name_and_what_pretends_is_wrong() {
-        for text in [&b"SSH-2.0-x"[..], b"GET / HTTP/1.1", b"\x16\x04\x01"] {
+        for text in [&b"SSH-2.0-x"[..], b"GET / HTTP/1.1"] {
             assert_eq!(Hello::read(text), Hello::Unnamed);
+        }
+        for text in [
+            &b"\x16\x04\x01"[..],
+            b"\x15\x03\x01\x00\x02\x01\x5a",
+            b"\x14",
+        ] {
+            assert_eq!(Hello::read(text), Hello::Wrong);
         }
         assert_eq!(Hello::read(&hello(&[], 9000)), Hello::Unnamed);
         for names in [

@@ -57,11 +57,13 @@ impl<'a> Segment<'a> {
 
 impl Served {
     /// A peer is allowed: by these names, or by its address.
-    pub(super) fn allow(&mut self, peer: SocketAddr, names: Option<Vec<Name>>) {
+    ///
+    /// False if so many have names that this one's cannot be compared: then it is not to be permitted.
+    pub(super) fn allow(&mut self, peer: SocketAddr, names: Option<Vec<Name>>) -> bool {
         match names {
             None => drop(self.names.remove(&peer)),
             Some(_) if self.names.len() >= MOST_PEERS && !self.names.contains_key(&peer) => {
-                log::debug!("{peer}: so many names are not compared");
+                return false;
             }
             Some(names) => {
                 let known = self.names.entry(peer).or_default();
@@ -70,6 +72,7 @@ impl Served {
                 known.truncate(MOST_NAMES);
             }
         }
+        true
     }
 
     /// A segment of the program's from this port to that peer. `may` says whether a rule allows another name there.
@@ -129,6 +132,11 @@ impl Served {
                 _ => Word::Refused(None),
             };
         }
+        if segment.flags & URG != 0 {
+            // The peer may take a byte of it out of the stream.
+            self.flows.insert(key, Flow::Refused);
+            return Word::Refused(None);
+        }
         said.extend_from_slice(segment.data);
         *next = next.wrapping_add(segment.data.len() as u32);
         let refused = match Hello::read(said) {
@@ -161,6 +169,7 @@ impl Served {
 const FIN: u8 = 1;
 const SYN: u8 = 2;
 const RST: u8 = 4;
+const URG: u8 = 0x20;
 /// Peers whose names are known, at once.
 const MOST_PEERS: usize = 16_384;
 /// Names of a peer.
@@ -262,6 +271,32 @@ mod tests {
         assert_eq!(sent(11, 0, b"0123456789"), Word::Refused(None));
         assert_eq!(sent(21, 0, &good[20..]), Word::Passes);
         assert_eq!(sent(500, 0, b"what follows"), Word::Passes);
+    }
+
+    #[test]
+    fn an_urgent_byte_does_not_hide_what_the_server_reads() {
+        let mut served = named();
+        let may = |_: &Name| false;
+        let bytes = hello(&["a.org"], 9000);
+        for flags in [URG, 0] {
+            let mut sent =
+                |number, flags, data| served.sent(peer(), OWN, segment(number, flags, data), may);
+            assert_eq!(sent(0, SYN, &[]), Word::Passes);
+            let expected = [(URG, Word::Refused(None)), (0, Word::Passes)];
+            let expected = expected.into_iter().find(|(it, _)| *it == flags).unwrap().1;
+            assert_eq!(sent(1, flags, &bytes), expected);
+        }
+    }
+
+    #[test]
+    fn more_peers_than_can_be_compared_are_not_permitted() {
+        let mut served = Served::default();
+        let at = |port| SocketAddr::new(peer().ip(), port);
+        let names = || Some(vec![name("a.org")]);
+        let noted = (1..=u16::MAX).filter(|port| served.allow(at(*port), names()));
+        assert_eq!(noted.count(), MOST_PEERS);
+        // Those that are known, and those that need no name, are.
+        assert!(served.allow(at(1), names()) && served.allow(at(u16::MAX), None));
     }
 
     #[test]
