@@ -174,7 +174,7 @@ fn a_start_that_fails_lays_no_arena_and_leaves_no_file_that_no_vm_has() {
     write("zerocopy", "");
     fails(&mut wire, "zero-copy");
     assert!(!arena(&vm).exists());
-    let nowhere = "[[source]]\nname = \"nowhere\"\nkind = \"af_packet\"\n";
+    let nowhere = "[[source]]\nname = \"nowhere\"\nkind = \"af_packet\"\nwait = false\n";
     write("auto", nowhere);
     fails(&mut wire, "nowhere");
     assert!(!arena(&vm).exists());
