@@ -110,7 +110,10 @@ impl Asker {
         };
         let router = options.router.filter(|router| {
             let same = Ipv4Addr::to_bits(address) ^ router.to_bits();
-            is_host(*router) && *router != address && same >> (32 - bits) == 0
+            is_host(*router)
+                && is_inside(*router, bits)
+                && *router != address
+                && same >> (32 - bits) == 0
         });
         let dns = options.dns.into_iter().filter(|server| is_host(*server));
         let lease = Lease {
@@ -324,10 +327,17 @@ pub(super) mod tests {
         twice.push((MASK, vec![255, 255, 0, 0]));
         assert_eq!(ASKER.read(&reply([10, 0, 0, 77], &twice)), None);
         // A router elsewhere and a name server that is nobody are left away.
-        let Some(Answer::Offer(lease)) = with(ROUTER, &[10, 9, 9, 9]) else {
-            panic!()
-        };
-        assert_eq!(lease.router, None);
+        for router in [
+            [10, 9, 9, 9],
+            [10, 0, 0, 0],
+            [10, 0, 0, 255],
+            [10, 0, 0, 77],
+        ] {
+            let Some(Answer::Offer(lease)) = with(ROUTER, &router) else {
+                panic!()
+            };
+            assert_eq!(lease.router, None, "{router:?}");
+        }
         let Some(Answer::Offer(lease)) = with(DNS, &[127, 0, 0, 1, 10, 0, 0, 3]) else {
             panic!()
         };
