@@ -255,6 +255,7 @@ const GOALS: &[(&str, Goal)] = &[
     ("sandbox-start-net", Goal::AtMost(20.0)),
     ("sandbox-data", Goal::TimesPeer(0.99)),
     ("sandbox-threads-p99-floor", Goal::AtMost(1000.0)),
+    ("sandbox-threads-spread-p99-floor", Goal::AtMost(1000.0)),
     // The wire gives 95.6 to a stream of TCP.
     ("uplink-puzzle-gso-gro-tcp-in", Goal::AtLeast(90.0)),
     ("uplink-puzzle-gso-gro-tcp-out", Goal::AtLeast(90.0)),

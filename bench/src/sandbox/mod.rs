@@ -153,6 +153,9 @@ pub(crate) fn data(plan: &Plan) -> Result<Vec<Figure>> {
         "-t",
         &time,
         "-J",
+        // Client and server on a processor each: where they share one, the rate is another.
+        "-A",
+        "0,1",
     ];
     let mut samples = ARMS.map(|_| Samples::default());
     for round in 0..plan.rounds {
@@ -180,8 +183,24 @@ pub(crate) fn data(plan: &Plan) -> Result<Vec<Figure>> {
     ])
 }
 
-/// Microseconds of a call, the 99th percentile of a thousand threads that begin at once.
+/// Microseconds of a call of a thousand threads: that begin at once, and that call whenever each comes to it.
 pub(crate) fn threads(plan: &Plan) -> Result<Vec<Figure>> {
+    let mut figures = of_threads(
+        plan,
+        "",
+        &[],
+        "all at the same time; -later: without the first one",
+    )?;
+    figures.extend(of_threads(
+        plan,
+        "-spread",
+        &["spread"],
+        "each at its own moment, 4,000 calls a second in all; -later: without the first one",
+    )?);
+    Ok(figures)
+}
+
+fn of_threads(plan: &Plan, kind: &str, more: &[&str], when: &str) -> Result<Vec<Figure>> {
     const ARMS: [(Arm, &str); 4] = [
         (Arm::Ours, ""),
         (Arm::Floor, "-floor"),
@@ -193,23 +212,22 @@ pub(crate) fn threads(plan: &Plan) -> Result<Vec<Figure>> {
     let site = Site::new(port)?;
     let probe = site.probe().display().to_string();
     let port = port.to_string();
+    let words = [&[probe.as_str(), "threads", &port, THREADS, "5"], more].concat();
     let mut samples = ARMS.map(|_| [(); 3].map(|()| Samples::default()));
     for _ in 0..plan.rounds {
         for ((arm, _), samples) in ARMS.iter().zip(&mut samples) {
-            let said = site.said(*arm, &[&probe, "threads", &port, THREADS, "5"])?;
+            let said = site.said(*arm, &words)?;
             for (name, samples) in PERCENTILES.iter().zip(samples) {
                 samples.push(figure(&said, name)?);
             }
         }
     }
-    let note = format!(
-        "{THREADS} threads make five calls each, a quarter of a second apart, all at the same time; \
-         -later: without the first one"
-    );
+    let note =
+        format!("{THREADS} threads make five calls each, a quarter of a second apart, {when}");
     let mut figures = Vec::new();
     for (at, name) in ["-p50", "-p99", "-later-p99"].iter().enumerate() {
         for ((arm, suffix), peer) in ARMS[1..].iter().zip(&samples[1..]) {
-            let name = format!("sandbox-threads{name}{suffix}");
+            let name = format!("sandbox-threads{kind}{name}{suffix}");
             figures.push(beside(
                 &name,
                 "us",

@@ -10,7 +10,7 @@
 //! | `signals PORT COUNT` | so many numbered datagrams, while signals come |
 //! | `waits PORT` | accept with signals: ends when a connection comes |
 //! | `price KIND PORT COUNT` | nanoseconds of one call: `connect` (UDP), `send`, `bind` |
-//! | `threads PORT COUNT ROUNDS` | so many threads at once; percentiles of one call's time, and without each one's first |
+//! | `threads PORT COUNT ROUNDS [spread]` | so many threads at once, or spread evenly over the pause between their calls; percentiles of one call's time, and without each one's first |
 //! | `flood PATH`, `speak PATH` | a Unix stream whose reader never reads; beside it, a call a millisecond |
 //! | `pass` | a descriptor by a Unix socket, and back |
 //! | `stream` | sendmsg of several MiB by a Unix stream, compared |
@@ -48,7 +48,7 @@ pub(crate) fn run(act: &str, words: &[String]) -> ExitCode {
         "signals" => signals(port(0), number(1)),
         "waits" => waits(port(0)),
         "price" => price(&words[0], port(1), number(2)),
-        "threads" => threads(port(0), number(1) as usize, number(2)),
+        "threads" => threads(port(0), number(1), number(2), words.len() > 3),
         "flood" => flood(&words[0], port(1)),
         "pass" => pass(),
         "stream" => stream(),
@@ -224,21 +224,29 @@ fn price(kind: &str, port: u16, count: u64) {
 
 const WARM_UP: u64 = 100;
 
-fn threads(port: u16, count: usize, rounds: u64) {
-    let together = Arc::new(Barrier::new(count));
+fn threads(port: u16, count: u64, rounds: u64, is_spread: bool) {
+    let pause = Duration::from_millis(count / 4);
+    // A program's file is read at its first call.
+    let first = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    first.connect(local(port)).unwrap();
+    let together = Arc::new(Barrier::new(count as usize));
     let threads: Vec<_> = (0..count)
-        .map(|_| {
+        .map(|at| {
             let together = Arc::clone(&together);
             let builder = thread::Builder::new().stack_size(64 * 1024);
             let run = move || {
                 let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
                 together.wait();
+                if is_spread {
+                    // Not before all have woken up, which takes a while.
+                    thread::sleep(pause + pause.mul_f64(at as f64 / count as f64));
+                }
                 let mut times = Vec::new();
                 for _ in 0..rounds {
                     let before = Instant::now();
                     socket.connect(local(port)).unwrap();
                     times.push(before.elapsed().as_nanos() as u64);
-                    thread::sleep(Duration::from_millis(count as u64 / 4));
+                    thread::sleep(pause);
                 }
                 times
             };
