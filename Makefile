@@ -10,6 +10,7 @@
 #   make query   vnplug-query, which answers `vnplug query` (takes longer than all the rest)
 #   make install PREFIX=/usr/local      what was built; as root it needs no Rust
 #   make package   .deb, .rpm, a static tarball, an OCI image: target/packages
+#   make site    the documentation as a site: target/site/html
 
 PREFIX ?= /usr/local
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -34,7 +35,7 @@ DEMO := -p vnplugd -p vnplug-pcap -p vnplug-e2e
 
 .PHONY: all setup-build setup-demo setup-switch setup-sandbox setup-package setup build guest guest-arm64 query \
 	demo demo-switch demo-record demo-sandbox \
-	test test-models test-python test-packages bench install package clean
+	test test-models test-python test-packages bench install package site clean
 
 all: build
 
@@ -148,6 +149,12 @@ package: setup-package build
 # Installs them into a fresh Debian, runs, upgrades and removes them there.
 test-packages: package
 	./.ci/packages
+
+# mdBook takes some minutes to compile, once.
+site: setup-build
+	test -x target/mdbook/bin/mdbook || \
+		cargo install --locked --root target/mdbook --version 0.5.4 --no-default-features --features search mdbook
+	MDBOOK=target/mdbook/bin/mdbook dist/site
 
 clean:
 	cargo clean
