@@ -16,8 +16,10 @@ use vnplug_path::source::early::{Seat, Standing};
 pub const MAX_EARLY_FILTERS: usize = MAX_FILTERS;
 /// The most classic instructions of them, and the most loads at variable offsets (an IPv4 port takes
 /// two). They run one after the other, for each frame that nobody wants. 64 filters by host cost it
-/// 50 ns, 32 variable loads 200 ns; bringing it to the daemon costs about 150 ns for 60 bytes and
-/// 450 ns for 1514. The verifier takes up to 0.1 s. (`cost_of_a_union_by_the_number_of_its_filters`)
+/// 145 ns, 8 variable loads 200 ns and 32 of them 590 ns; bringing it to the daemon costs about 150 ns for 60
+/// bytes and 450 ns for 1514. So with more than a few ports of IPv4 short frames cost the kernel more than they
+/// would cost the daemon, whose thread has them not. The verifier takes up to 0.1 s.
+/// (`cost_of_a_union_by_the_number_of_its_filters`)
 pub const MAX_EARLY_INSTRUCTIONS: usize = 768;
 /// See [`MAX_EARLY_INSTRUCTIONS`].
 pub const MAX_EARLY_LOADS: usize = 32;
