@@ -1,24 +1,30 @@
-//! `vnplug programs`: the operator's programs, and what lies in their maps.
+//! `vnplug programs`: the operator's programs, what lies in their maps, and changes of them.
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use vnplug::{Client, ProgramInfo};
+use vnplug::{Client, ProgramChange, ProgramInfo};
 
 use crate::failure::{Failure, OK, Outcome};
 use crate::{out, text};
 
-/// Lists the operator's eBPF programs that may be used from here, and shows what lies in their maps.
+/// Lists the operator's eBPF programs that may be used from here, shows what lies in their maps, and changes them.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
 Examples:
   vnplug programs
   vnplug programs count                   its maps, and what it did
   vnplug programs count --map counters    the values of a map at this moment
   vnplug dump eth1 --program count        frames go through it
+  vnplug programs replace count           its file is read again
 
-The operator loads them ([[program]] in the daemon's configuration) and says who may use them. The kernel, the
-daemon and who looks from here see the same memory.")]
+The operator loads them ([[program]] in the daemon's configuration, or `add`) and says who may use them. The kernel, the
+daemon and who looks from here see the same memory."
+)]
 pub(crate) struct Programs {
+    #[command(subcommand)]
+    change: Option<Change>,
     /// Only this program, with its maps
     #[arg(value_name = "PROGRAM")]
     name: Option<String>,
@@ -36,9 +42,70 @@ pub(crate) struct Programs {
     json: bool,
 }
 
+/// Changes the programs, for root and the daemon's own user.
+#[derive(Debug, Subcommand)]
+enum Change {
+    /// Load one more, until the daemon ends
+    Add(Add),
+    /// Load another version, for all that go through it
+    Replace(Replace),
+    /// Take one away; the ports that go through it are over
+    Rm(Rm),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  vnplug programs add count=/etc/vnplug/count.o
+  vnplug programs add 'count=/etc/vnplug/count.o,open=vm:*,attach=xdp:eth1'
+
+The daemon reads the file, so it is an absolute path that the daemon's user can read. It loads programs after its start if
+change_programs = \"on\" is in its configuration. To have it in the next daemon, too, write it into the file.")]
+struct Add {
+    /// The program, as with --program of vnplugd: NAME=FILE.o[:FUNCTION],open=…,attach=…
+    #[arg(value_name = "PROGRAM")]
+    text: String,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  vnplug programs replace count                         the same file, read again
+  vnplug programs replace count=/etc/vnplug/new.o       all of it is as said here
+
+Every frame is judged by the old version or the new one. Maps of the same name and shape stay, with what lies in them; others, and
+the program's variables, begin anew. If the kernel does not accept it, nothing changes.")]
+struct Replace {
+    /// The program's name, or NAME=FILE.o[:FUNCTION],open=…,attach=…
+    #[arg(value_name = "PROGRAM")]
+    text: String,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  vnplug programs rm count
+
+The kernel runs it no more. Readers that go through it keep what is in their rings, and are told. One that a source has stays: remove
+that first.")]
+struct Rm {
+    /// The program, as `vnplug programs` shows it
+    #[arg(value_name = "NAME")]
+    name: String,
+}
+
 impl Programs {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
         let mut client = connect()?;
+        if let Some(change) = &self.change {
+            let change = match change {
+                Change::Add(Add { text }) => ProgramChange::Add { text: text.clone() },
+                Change::Replace(Replace { text }) => ProgramChange::Replace { text: text.clone() },
+                Change::Rm(Rm { name }) => ProgramChange::Remove { name: name.clone() },
+            };
+            client.change_programs(change)?;
+            return Ok(OK);
+        }
         if let (Some(name), Some(map)) = (&self.name, &self.map) {
             return self.show(&mut client, name, map);
         }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use vnplug_ring::control::{
-    Counted, Device, GrantAction, GrantKind, GrantRequest, Grow, Message, ProgramInfo, Programs,
-    Revoke, SourceRequest, SwitchAsk, SwitchRequest, VmReady, VmSpec,
+    Counted, Device, GrantAction, GrantKind, GrantRequest, Grow, Message, ProgramChange,
+    ProgramInfo, Programs, Revoke, SourceRequest, SwitchAsk, SwitchRequest, VmReady, VmSpec,
 };
 
 use crate::connection::{Connection, socket_path, unexpected};
@@ -197,6 +197,15 @@ impl Client {
             Message::Programs(Programs::All(all)) => Ok(all),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// Changes the operator's programs. When it is done, no frame is judged by what was there before.
+    ///
+    /// # Errors
+    /// Those of any request; guests are refused. Nothing is different then.
+    pub fn change_programs(&mut self, change: ProgramChange) -> Result<(), Error> {
+        let request = Message::Programs(Programs::Change(change));
+        done(&self.connection.exchange(&request, None)?)
     }
 
     /// Values of a map of a program, as they lie there at this moment: at most `count` from entry `first` on,

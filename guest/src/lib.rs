@@ -65,8 +65,8 @@ pub use vnplug_ring::control::backend::{BackendInfo, MAX_EVENTS, MAX_SAID};
 pub use vnplug_ring::control::{
     Balance, Counted, DEFAULT_SOCKET, Device, Direction, ExactRule, FilterSpec, Flow, Grant,
     GrantAction, GrantKind, MAX_EXACT_RULES, MAX_WILDCARD_RULES, NO_VLAN, Network, Pattern,
-    ProgramInfo, ProgramMap, Revoke, Rule, RuleAction, RuleKey, RuleKind, Segments, SourceRequest,
-    Tuning, VmKind, VmReady, VmSpec, Whose, WildcardRule, code,
+    ProgramChange, ProgramInfo, ProgramMap, Revoke, Rule, RuleAction, RuleKey, RuleKind, Segments,
+    SourceRequest, Tuning, VmKind, VmReady, VmSpec, Whose, WildcardRule, code,
 };
 pub use vnplug_ring::layout::{Meta, flags};
 pub use vnplug_ring::offload::{self, Offload};

@@ -115,6 +115,9 @@ pub struct Arguments {
                 count=FILE.o[:FUNCTION],open=vm:*+uid:1001,attach=xdp:eth1"
     )]
     pub program: Vec<String>,
+    /// Whether operators may change programs while the daemon runs: on or off
+    #[arg(long, value_name = "on|off")]
+    pub change_programs: Option<OnOff>,
     /// Switch to this user after start
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
@@ -199,6 +202,8 @@ pub struct Config {
     pub backends: Vec<BackendGrant>,
     /// The operator's programs.
     pub programs: Vec<TwinGrant>,
+    /// They may change while the daemon runs.
+    pub change_programs: OnOff,
 }
 
 impl Config {
@@ -322,7 +327,7 @@ impl Config {
             }
         }
         let tables = file.program.into_iter().map(program);
-        let flags = arguments.program.iter().map(|text| twin_grant(text));
+        let flags = arguments.program.iter().map(|text| program_of(text));
         let programs: Vec<TwinGrant> = tables.chain(flags).collect::<Result<_, _>>()?;
         for (at, grant) in programs.iter().enumerate() {
             if programs[..at].iter().any(|it| it.name == grant.name) {
@@ -356,6 +361,10 @@ impl Config {
             joiners,
             backends,
             programs,
+            change_programs: arguments
+                .change_programs
+                .or(file.change_programs)
+                .unwrap_or(OnOff::Off),
         };
         config.check()?;
         Ok(config)
@@ -390,7 +399,7 @@ fn backend_grant(text: &str) -> Result<BackendGrant, String> {
 }
 
 /// A program, of the command line: the first word is `NAME=FILE`.
-fn twin_grant(text: &str) -> Result<TwinGrant, String> {
+pub(crate) fn program_of(text: &str) -> Result<TwinGrant, String> {
     let how = "NAME=FILE.o,open=…,attach=…";
     let Some((name, rest)) = text.split_once('=') else {
         return Err(format!("--program {text}: write {how}"));

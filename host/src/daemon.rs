@@ -2,8 +2,8 @@
 //!
 //! 1. Read the configuration; open the sources (`CAP_NET_RAW`), the socket, the directories.
 //! 2. Keep `CAP_NET_RAW`, with an AF_XDP source `CAP_IPC_LOCK`, and nothing else
-//!    (`sys::privileges`), but for one thread that keeps `CAP_BPF` alone if there is early drop;
-//!    switch user if asked.
+//!    (`sys::privileges`), but for one thread that keeps `CAP_BPF` alone if there is early drop, and one for programs if they
+//!    may change; switch user if asked.
 //! 3. Start the sources' threads and the control loop. SIGHUP has it read its file again (`reload`). SIGTERM or SIGINT ends it: readers see
 //!    their rings closed, VMs stay recorded for the next daemon. A thread that hangs keeps the daemon
 //!    from that no longer than two seconds (`watch`).
@@ -20,6 +20,7 @@ use vnplug_ring::layout::MAX_SNAPLEN;
 use crate::awake::Awake;
 use crate::config::{Arguments, Config, OnOff};
 use crate::control::{Control, KeptGrants, Setup, Switches};
+use crate::hub::maker::Maker;
 use crate::hub::terms::SendTerms;
 use crate::hub::{Hub, Limits, Twins, user_grant};
 use crate::spec::{LINKTYPE_ETHERNET, OpenSource};
@@ -184,7 +185,11 @@ fn serve(
     if open.iter_mut().any(OpenSource::narrows_xdp) {
         early.push(Keep::NetAdmin);
     }
-    let loader = give_up_power(&keep, user, early)
+    let programs = match config.change_programs {
+        OnOff::On => vec![Keep::Bpf, Keep::NetAdmin],
+        OnOff::Off => Vec::new(),
+    };
+    let (loader, maker) = give_up_power(&keep, user, early, programs)
         .map_err(|error| format!("cannot give up privileges: {error}"))?;
     must_write(&config.state_dir.join("vms"), "--state-dir")?;
     must_write(&config.pool_dir, "--pool-dir")?;
@@ -249,6 +254,7 @@ fn serve(
         awake,
         switches,
         grants,
+        maker,
         config,
         read_again: Arc::new(read_again),
         watch,
@@ -281,25 +287,32 @@ fn last_things(socket: PathBuf, dirs: Dirs) -> impl FnOnce() {
     }
 }
 
-/// Keeps what is needed from now on, and starts the thread that has the kernel verify filters, if
-/// there is early drop, with what it needs alone.
+/// Keeps what is needed from now on, and starts the threads that have the kernel verify something, each with what it needs
+/// alone: filters, if there is early drop, and operators' programs, if they may change.
 fn give_up_power(
     keep: &[Keep],
     user: Option<(u32, u32)>,
     early: Vec<Keep>,
-) -> std::io::Result<Option<Loader>> {
-    if early.is_empty() {
-        privileges::drop_all_but(keep, user)?;
-        return Ok(None);
-    }
-    privileges::drop_all_but(&[keep, &early].concat(), user)?;
-    let loader = Loader::start(move || {
-        if let Err(error) = privileges::keep_only(&early) {
-            log::error!(target: "source", "vnplug-early keeps more than it needs: {error}");
+    programs: Vec<Keep>,
+) -> std::io::Result<(Option<Loader>, Option<Maker>)> {
+    privileges::drop_all_but(&[keep, &early, &programs].concat(), user)?;
+    let only = |thread: &'static str, kept: Vec<Keep>| {
+        move || {
+            if let Err(error) = privileges::keep_only(&kept) {
+                log::error!(target: "control", "{thread} keeps more than it needs: {error}");
+            }
         }
-    })?;
+    };
+    let loader = match early.is_empty() {
+        true => None,
+        false => Some(Loader::start(only("vnplug-early", early))?),
+    };
+    let maker = match programs.is_empty() {
+        true => None,
+        false => Some(Maker::start(only("vnplug-programs", programs))?),
+    };
     privileges::keep_only(keep)?;
-    Ok(Some(loader))
+    Ok((loader, maker))
 }
 
 /// Whether the user that the daemon now is may make files in a directory.

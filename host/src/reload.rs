@@ -1,13 +1,14 @@
 //! What is different in a configuration that was read again.
 //!
-//! Sources and grants change while the daemon runs. Everything else is read when it starts; what differs there is told and
+//! Sources, grants and, if the operator lets them, programs change while the daemon runs. Everything else is read when it starts; what differs there is told and
 //! left. What operators changed at run time stays: only the difference between the two files is done.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vnplug_ring::control::GrantKind;
 
 use crate::config::Config;
+use crate::hub::TwinGrant;
 use crate::hub::grant::Given;
 use crate::hub::policy::Policy;
 use crate::spec::SourceSpec;
@@ -19,6 +20,10 @@ pub(crate) struct Difference {
     pub(crate) open: Vec<SourceSpec>,
     /// Names of sources that are to be no more, or to be others.
     pub(crate) close: Vec<String>,
+    /// Names of programs, and what becomes of each: `added`, `changed`, `removed`.
+    pub(crate) programs: BTreeMap<String, &'static str>,
+    /// Those that are to be loaded.
+    pub(crate) load: Vec<TwinGrant>,
     /// Grants that are no more.
     pub(crate) taken: Vec<(GrantKind, Given)>,
     /// Grants that are new.
@@ -59,7 +64,34 @@ impl Difference {
         it.given
             .extend(after.into_iter().filter(|it| !before.contains(it)));
         it.restart.extend(settings(old, new));
+        let has = |config: &Config, name: &str| config.programs.iter().any(|it| it.name == name);
+        let differs = |it: &&TwinGrant| !old.programs.contains(it);
+        it.load = new.programs.iter().filter(differs).cloned().collect();
+        for grant in &it.load {
+            let what = match has(old, &grant.name) {
+                true => "changed",
+                false => "added",
+            };
+            it.programs.insert(grant.name.clone(), what);
+        }
+        let names = old.programs.iter().map(|it| &it.name);
+        let gone = names.filter(|name| !has(new, name));
+        it.programs
+            .extend(gone.map(|name| (name.clone(), "removed")));
         it
+    }
+
+    /// A program's change waits until the daemon starts again.
+    pub(crate) fn put_off(&mut self, program: &str) {
+        self.programs.remove(program);
+        self.load.retain(|it| it.name != program);
+        self.restart.push(format!("program {program}"));
+    }
+
+    /// Programs that are to be no more.
+    pub(crate) fn unload(&self) -> Vec<String> {
+        let gone = self.programs.iter().filter(|(_, what)| **what == "removed");
+        gone.map(|(name, _)| name.clone()).collect()
     }
 
     /// Each change as it is told: what it is about, and `added`, `removed`, `changed` or `restart`.
@@ -75,6 +107,8 @@ impl Difference {
             };
             told.push((format!("source {name}"), what));
         }
+        let programs = self.programs.iter();
+        told.extend(programs.map(|(name, what)| (format!("program {name}"), *what)));
         let grants = |all: &[(GrantKind, Given)], what| {
             let all = all.iter();
             all.map(|(kind, given)| (format!("grant {}", given.text(*kind)), what))
@@ -95,6 +129,7 @@ impl Difference {
             vms,
             senders,
             joiners,
+            programs,
             ..
         } = new;
         // What waits stays different, so that it is told again.
@@ -104,6 +139,10 @@ impl Difference {
             .partition(waits);
         kept.extend(sources.into_iter().filter(|spec| !waits(spec)));
         old.sources = kept;
+        let waits = |it: &TwinGrant| self.restart.contains(&format!("program {}", it.name));
+        old.programs.retain(waits);
+        old.programs
+            .extend(programs.into_iter().filter(|it| !waits(it)));
         (old.users, old.vms) = (users, vms);
         (old.senders, old.joiners) = (senders, joiners);
     }
@@ -133,7 +172,8 @@ fn settings(old: &Config, new: &Config) -> Vec<String> {
         senders: _,
         joiners: _,
         backends,
-        programs,
+        programs: _,
+        change_programs,
     } = new;
     let all = [
         ("socket", *socket != old.socket),
@@ -152,7 +192,7 @@ fn settings(old: &Config, new: &Config) -> Vec<String> {
         ("jit", *jit != old.jit),
         ("jit_bytes", *jit_bytes != old.jit_bytes),
         ("backend", *backends != old.backends),
-        ("program", *programs != old.programs),
+        ("change_programs", *change_programs != old.change_programs),
     ];
     let differ = all.into_iter().filter(|(_, differs)| *differs);
     differ.map(|(name, _)| name.to_owned()).collect()

@@ -63,6 +63,8 @@ pub struct OpenSource {
     busy: bool,
     /// The operator's program that the kernel runs as a part of its own.
     in_kernel: Option<String>,
+    /// The operator's program that its queues run in the daemon; empty = none.
+    program: String,
 }
 
 const MAX_NAME: usize = 63;
@@ -201,7 +203,8 @@ impl SourceSpec {
             interface,
             board,
             locks_memory: locks_memory || kind == "af_xdp",
-            in_kernel: ran.filter(|_| kind == "af_xdp"),
+            in_kernel: ran.clone().filter(|_| kind == "af_xdp"),
+            program: ran.filter(|_| kind != "af_xdp").unwrap_or_default(),
             queues,
             cpus,
             threads,
@@ -342,6 +345,7 @@ impl OpenSource {
             early: Early::new(seats, &workers),
             lent,
             workers,
+            program: self.program,
             closing: 0,
         })
     }

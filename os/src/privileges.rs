@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | start | open the configured sources, make directories, raise limits | serve anyone |
 //! | [`drop_all_but`] | keep `CAP_NET_RAW` (an interface that comes back is opened again), for AF_XDP `CAP_IPC_LOCK` (packet memory is locked memory), for early drop `CAP_BPF` | gain anything by exec, change owner, mount, trace |
-//! | [`keep_only`] | `vnplug-early`: `CAP_BPF`, to have the kernel verify filters, and for those of AF_XDP sources with `early=yes` `CAP_NET_ADMIN`; all others: the rest | load programs anywhere else |
+//! | [`keep_only`] | `vnplug-early`: `CAP_BPF`, to have the kernel verify filters, and for those of AF_XDP sources with `early=yes` `CAP_NET_ADMIN`; `vnplug-programs`: both, to load operators' programs; all others: the rest | load programs anywhere else |
 #![expect(
     unsafe_code,
     reason = "capset and prctl have no safe wrapper that sets all sets at once"

@@ -39,8 +39,19 @@ pub struct MapSpec {
     pub entries: u32,
     /// Programs only read it.
     pub constant: bool,
+    /// It is the program's variables.
+    pub is_variables: bool,
     /// What lies in it at the begin; nothing: zeroes.
     pub data: Vec<u8>,
+}
+
+impl MapSpec {
+    /// Whether what lies in one is what another would find. Variables have no shape that could be compared: whichever a version
+    /// has, they lie in one value.
+    pub(crate) fn has_shape_of(&self, other: &Self) -> bool {
+        let shape = |it: &Self| (it.name.clone(), it.value_bytes, it.entries, it.constant);
+        !self.is_variables && !other.is_variables && shape(self) == shape(other)
+    }
 }
 
 /// Why an object is none that we can use.
@@ -209,6 +220,7 @@ fn spec(name: &str, map: &Map) -> Result<MapSpec, ObjectError> {
         value_bytes,
         entries,
         constant: kind == EbpfSectionKind::Rodata || map.map_flags() & READ_ONLY_PROGRAM != 0,
+        is_variables: is_data,
         data: match is_data {
             true => map.data().to_vec(),
             false => Vec::new(),

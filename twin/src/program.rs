@@ -61,10 +61,28 @@ impl Program {
     /// # Errors
     /// [`ProgramError`]; nothing is left then.
     pub fn load(name: &str, object: &Object) -> Result<Self, ProgramError> {
+        Self::load_after(name, object, None)
+    }
+
+    /// As [`load`](Self::load), of a version that comes after another one: maps of the same shape are that one's. What the
+    /// program itself calls its variables begins anew.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_after(
+        name: &str,
+        object: &Object,
+        before: Option<&Self>,
+    ) -> Result<Self, ProgramError> {
+        let kept = |spec: &MapSpec| {
+            let maps = before.map_or(&[][..], |before| &before.maps);
+            let same = maps.iter().find(|(it, _)| it.has_shape_of(spec));
+            same.map(|(_, array)| array.try_clone())
+        };
         let maps = object
             .maps
             .iter()
-            .map(|spec| match make(spec) {
+            .map(|spec| match kept(spec).unwrap_or_else(|| make(spec)) {
                 Ok(array) => Ok((spec.clone(), array)),
                 Err(cause) => Err(ProgramError::Map {
                     name: spec.name.clone(),

@@ -28,6 +28,7 @@ pub(super) struct File {
     pub(super) max_user_bytes: Option<toml::Value>,
     pub(super) wake_us: Option<u32>,
     pub(super) jit: Option<OnOff>,
+    pub(super) change_programs: Option<OnOff>,
     pub(super) jit_bytes: Option<toml::Value>,
     #[serde(default)]
     pub(super) source: Vec<BTreeMap<String, toml::Value>>,

@@ -268,6 +268,7 @@ impl Control {
         event::clear(&self.bell);
         self.done();
         self.read_again();
+        self.programs_made();
         let names: Vec<String> = self.vms.served.keys().cloned().collect();
         for name in names {
             self.wake_readers(&name);

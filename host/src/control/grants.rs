@@ -301,7 +301,7 @@ impl Control {
                     Refusal::new(code::INTERNAL, what)
                 })
             }
-            What::File(reload) => self.exchange_sources(whom.token, *reload),
+            What::File(reload) => self.exchange_sources(whom.token, *reload, &mut owed),
         };
         // What the threads were told is done in any case.
         let step = Step::finally(self.hub.regrant(grants, owed), end);

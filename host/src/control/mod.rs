@@ -23,6 +23,7 @@ mod kept;
 mod limit;
 mod memory;
 mod open;
+mod programs;
 mod request;
 mod rules;
 mod session;
@@ -43,6 +44,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::awake::Awake;
 use crate::config::Config;
+use crate::hub::maker::Maker;
 use crate::hub::policy::Policy;
 use crate::hub::{Hub, Peer};
 use crate::vm::{Dirs, Vm};
@@ -51,6 +53,7 @@ use accept::Door;
 use backends::Backends;
 use closing::Leaving;
 pub(crate) use kept::KeptGrants;
+use programs::ProgramChanges;
 use session::Over;
 use sessions::{Next, Sessions, Turn};
 pub(crate) use sources::ReadAgain;
@@ -78,6 +81,8 @@ pub(crate) struct Setup {
     pub(crate) awake: Option<Awake>,
     pub(crate) switches: Switches,
     pub(crate) grants: KeptGrants,
+    /// Loads programs, if the operator lets them change.
+    pub(crate) maker: Option<Maker>,
     /// In force.
     pub(crate) config: Config,
     /// Reads it again.
@@ -106,6 +111,8 @@ pub(crate) struct Control {
     grants: KeptGrants,
     /// Third parties' back-ends, and who uses them.
     backends: Backends,
+    /// Programs that change.
+    programs: ProgramChanges,
     /// The configuration, and how it is read again.
     reloads: Reloads,
     watch: Watch,
@@ -139,6 +146,7 @@ impl Control {
             awake,
             switches,
             grants,
+            maker,
             config,
             read_again,
             watch,
@@ -166,6 +174,7 @@ impl Control {
             switches,
             grants,
             backends: Backends::new(config.backends.clone()),
+            programs: ProgramChanges::new(maker),
             reloads: Reloads::new(config, read_again),
             watch,
             jobs,
@@ -343,6 +352,7 @@ impl Control {
         self.heard();
         self.close_doomed();
         self.see_sources_off();
+        self.free_programs();
         self.empty_overdue();
         self.deliver();
         self.serve_parked();

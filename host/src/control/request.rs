@@ -77,6 +77,9 @@ impl Control {
             Message::Sources(request) => self.of_sources(whom, &viewer, request),
             Message::Backend(said) => self.of_backends(whom, &viewer, said),
             Message::Grow(said) => self.of_growth(whom, &viewer, said),
+            Message::Programs(Programs::Change(change)) => {
+                self.of_program_change(whom, &viewer, change)
+            }
             message => self.of_reader(whom, &viewer, message),
         }
     }
@@ -264,7 +267,7 @@ impl Control {
                     bytes,
                 })
             }
-            Programs::All(_) | Programs::Values { .. } => {
+            Programs::All(_) | Programs::Values { .. } | Programs::Change(_) => {
                 let what = "an answer is no request";
                 Err(Refusal::new(code::PROTOCOL, what))
             }

@@ -1,7 +1,7 @@
 //! Sources that come and go at run time, and the configuration file read again.
 //!
 //! ```text
-//!   reload ── a thread reads and checks the file ── what differs ── new sources opened ── filters compiled ──┐
+//!   reload ── a thread reads and checks the file ── what differs ── programs loaded ── new sources opened ── filters compiled ──┐
 //!   add ───── opened ── started                                                                              │
 //!   remove ── ports ended ── closed ── threads end          everything at once: ports, sources, grants ◄─────┘
 //! ```
@@ -20,8 +20,9 @@ use super::grants::Regrant;
 use super::session::Over;
 use super::waiting::Whom;
 use crate::config::Config;
+use crate::hub::exchange::Made;
 use crate::hub::policy::Policy;
-use crate::hub::{Peer, Refusal, Step, user_grant};
+use crate::hub::{Owed, Peer, Refusal, Step, user_grant};
 use crate::reload::Difference;
 use crate::spec::{OpenSource, SourceSpec};
 use vnplug_os::event;
@@ -49,6 +50,8 @@ pub(super) struct Reload {
     config: Config,
     /// The sources that are new, open.
     opened: Vec<OpenSource>,
+    /// The programs that are new, loaded.
+    made: Vec<Made>,
     _turn: Arc<()>,
 }
 
@@ -211,7 +214,41 @@ impl Control {
             return;
         };
         self.sessions.set_busy(whom.token, false);
-        let went = match read.and_then(|config| self.prepare(config, turn)) {
+        let read = match read {
+            Err(what) => Err(what),
+            Ok(config) => {
+                let load = self.difference(&config).load;
+                if load.is_empty() {
+                    Ok((config, turn, Vec::new()))
+                } else {
+                    match self.load_for_reload(whom, &load, (config, turn)) {
+                        // It goes on when they are.
+                        Ok(()) => return,
+                        Err(refusal) => Err(refusal.text),
+                    }
+                }
+            }
+        };
+        self.go_on_reloading(whom, read);
+    }
+
+    /// What is different in a configuration.
+    fn difference(&self, config: &Config) -> Difference {
+        let kept = |policy: &mut Policy| self.grants.replay(policy);
+        let mut difference = Difference::between(&self.reloads.config, config, kept);
+        self.put_off_programs(&mut difference);
+        difference
+    }
+
+    /// Goes on with a configuration whose programs are loaded.
+    pub(super) fn go_on_reloading(
+        &mut self,
+        whom: Whom,
+        read: Result<(Config, Arc<()>, Vec<Made>), String>,
+    ) {
+        let prepared = read.and_then(|(config, turn, made)| self.prepare(config, turn, made));
+        self.hub.twins.expect_nothing();
+        let went = match prepared {
             Err(what) => {
                 let what = format!("{what}; nothing is changed");
                 log::error!(target: "control", "the configuration is not in force: {what}");
@@ -228,10 +265,15 @@ impl Control {
     }
 
     /// Opens what is new in a configuration.
-    fn prepare(&self, config: Config, turn: Arc<()>) -> Result<Reload, String> {
+    fn prepare(
+        &mut self,
+        config: Config,
+        turn: Arc<()>,
+        made: Vec<Made>,
+    ) -> Result<Reload, String> {
         config.check_terms()?;
-        let kept = |policy: &mut Policy| self.grants.replay(policy);
-        let mut difference = Difference::between(&self.reloads.config, &config, kept);
+        let mut difference = self.difference(&config);
+        self.expect_programs(&difference, &made)?;
         let present = |name: &str| {
             let mut present = self.hub.present();
             present.find(|(_, source)| source.name == name)
@@ -264,6 +306,7 @@ impl Control {
             difference,
             config,
             opened,
+            made,
             _turn: turn,
         })
     }
@@ -290,13 +333,20 @@ impl Control {
         &mut self,
         token: u64,
         reload: Reload,
+        owed: &mut Vec<Owed<()>>,
     ) -> Result<Message, Refusal> {
         let Reload {
             difference,
             config,
             opened,
+            made,
             _turn,
         } = reload;
+        let mut failed = None;
+        match self.adopt_programs(made) {
+            Ok(asked) => owed.extend(asked),
+            Err(refusal) => failed = Some(refusal),
+        }
         for name in &difference.close {
             let found = self.hub.present().find(|(_, source)| source.name == *name);
             // It may have been removed at run time.
@@ -304,7 +354,15 @@ impl Control {
                 self.part_from(token, place);
             }
         }
-        let (mut failed, mut missing) = (None, Vec::new());
+        for name in difference.unload() {
+            // It may have been removed at run time.
+            if self.hub.twins.grant(&name).is_some()
+                && let Err(refusal) = self.remove_program(token, &name)
+            {
+                failed = failed.or(Some(refusal));
+            }
+        }
+        let mut missing = Vec::new();
         for source in opened {
             let name = source.name().to_owned();
             if let Err(refusal) = self.welcome(source) {

@@ -70,6 +70,7 @@ fn a_panic_costs_the_connection_that_led_to_it_and_the_others_are_served() {
             watch: Watch::default(),
             switches: Switches::default(),
             grants: KeptGrants::default(),
+            maker: None,
             hub: Hub::new(Limits {
                 ports: 10,
                 ports_each: 10,

@@ -10,12 +10,14 @@ mod close;
 mod cluster;
 mod direct;
 mod early;
+pub(crate) mod exchange;
 pub mod grant;
 mod ground;
 mod group;
 mod host_group;
 mod limits;
 mod load;
+pub(crate) mod maker;
 mod note;
 mod open;
 mod pace;
@@ -125,6 +127,8 @@ pub struct Source {
     pub lent: Option<Vec<Lent>>,
     /// One thread per queue.
     pub workers: Vec<Worker>,
+    /// The operator's program that its queues run; empty = none, or the kernel does.
+    pub program: String,
     /// How many of its ports are on their way out.
     pub(crate) closing: usize,
 }

@@ -1,5 +1,5 @@
-//! The operator's programs: loaded at the start, run for ports that ask for them, and in the kernel at the
-//! hooks that the operator named, all on the same maps.
+//! The operator's programs: run for ports that ask for them, and in the kernel at the hooks that the operator named, all on
+//! the same maps. They are loaded at the start, and later by a thread that may ([`super::maker`]).
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -43,9 +43,28 @@ pub enum Place {
 
 /// What keeps a program at a hook.
 #[derive(Debug)]
-enum Link {
-    Xdp { _link: XdpLink },
-    Tc { _link: TcxLink },
+pub(super) enum Link {
+    Xdp(XdpLink),
+    Tc(TcxLink),
+}
+
+impl Link {
+    /// Every frame meets the old program or this one.
+    pub(super) fn replace(&self, program: &Program) -> std::io::Result<()> {
+        match self {
+            Self::Xdp(link) => link.replace(program.kernel()),
+            Self::Tc(link) => link.replace(program.kernel()),
+        }
+    }
+}
+
+/// Where the kernel runs a program.
+#[derive(Debug)]
+pub(super) struct Held {
+    /// For people.
+    pub(super) told: String,
+    /// What keeps it there; none: it is a part of a source's own.
+    pub(super) link: Option<(Place, Link)>,
 }
 
 /// The longest name.
@@ -118,20 +137,22 @@ pub struct SourceProgram {
 /// The programs, in the order of the configuration.
 #[derive(Debug, Default)]
 pub struct Twins {
-    all: Vec<Twin>,
+    pub(super) all: Vec<Twin>,
+    /// What is to be in force of some names, while sources are opened for then; `None`: nothing.
+    pub(super) coming: BTreeMap<String, Option<SourceProgram>>,
 }
 
 #[derive(Debug)]
-struct Twin {
-    grant: TwinGrant,
-    program: Arc<Program>,
-    totals: Arc<Totals>,
+pub(super) struct Twin {
+    pub(super) grant: TwinGrant,
+    pub(super) program: Arc<Program>,
+    pub(super) totals: Arc<Totals>,
     /// Reads maps, and is never run.
-    reader: Instance,
-    /// Where the kernel runs it: for people, and what keeps it there, if it is not a source.
-    links: Vec<(String, Option<Link>)>,
+    pub(super) reader: Instance,
+    /// Where the kernel runs it.
+    pub(super) held: Vec<Held>,
     /// One instance for all ports of a queue: by source and queue.
-    instances: BTreeMap<(usize, usize), Weak<Mutex<PortProgram>>>,
+    pub(super) instances: BTreeMap<(usize, usize), Weak<Mutex<PortProgram>>>,
 }
 
 impl Twins {
@@ -140,9 +161,12 @@ impl Twins {
     /// # Errors
     /// Which program, and what is wrong with it.
     pub fn load(grants: &[TwinGrant]) -> Result<Self, String> {
-        let all = grants.iter().map(Twin::load);
+        let all = grants.iter().map(|grant| Twin::load(grant, None));
         let all = all.collect::<Result<_, _>>()?;
-        Ok(Self { all })
+        Ok(Self {
+            all,
+            ..Self::default()
+        })
     }
 
     /// Which a viewer may use; operators may all.
@@ -156,10 +180,13 @@ impl Twins {
     /// # Errors
     /// There is none of that name.
     pub(crate) fn program(&self, name: &str) -> Result<SourceProgram, String> {
-        let found = self.named(name).map(|at| SourceProgram {
-            program: Arc::clone(&self.all[at].program),
-            totals: Arc::clone(&self.all[at].totals),
-        });
+        let there = || {
+            self.named(name).map(|at| SourceProgram {
+                program: Arc::clone(&self.all[at].program),
+                totals: Arc::clone(&self.all[at].totals),
+            })
+        };
+        let found = self.coming.get(name).cloned().unwrap_or_else(there);
         found.ok_or_else(|| {
             format!("no program is named {name:?}: --program {name}=FILE.o loads one")
         })
@@ -168,7 +195,10 @@ impl Twins {
     /// The kernel runs a program there, as long as its source is.
     pub(crate) fn runs_at(&mut self, name: &str, place: String) {
         if let Some(at) = self.named(name) {
-            self.all[at].links.push((place, None));
+            self.all[at].held.push(Held {
+                told: place,
+                link: None,
+            });
         }
     }
 
@@ -176,7 +206,8 @@ impl Twins {
     pub(crate) fn forget_source(&mut self, source: &str) {
         let end = format!(" source {source}");
         for twin in &mut self.all {
-            twin.links.retain(|(place, _)| !place.ends_with(&end));
+            twin.held
+                .retain(|held| held.link.is_some() || !held.told.ends_with(&end));
         }
     }
 
@@ -187,35 +218,41 @@ impl Twins {
         }
     }
 
-    fn named(&self, name: &str) -> Option<usize> {
+    pub(super) fn named(&self, name: &str) -> Option<usize> {
         self.all.iter().position(|it| it.grant.name == name)
     }
 }
 
 impl Twin {
-    fn load(grant: &TwinGrant) -> Result<Self, String> {
+    /// Loads it; `before` is what it takes the place of, with what the kernel runs of that. Nothing that is in force is changed.
+    pub(super) fn load(grant: &TwinGrant, before: Option<&Before>) -> Result<Self, String> {
         let wrong =
             |what: String| format!("program {:?}: {}: {what}", grant.name, grant.file.display());
         let bytes = std::fs::read(&grant.file).map_err(|error| wrong(error.to_string()))?;
         let object = Object::parse(&bytes, grant.function.as_deref())
             .map_err(|error| wrong(error.to_string()))?;
-        let program =
-            Program::load(&grant.name, &object).map_err(|error| wrong(error.to_string()))?;
+        let program = Program::load_after(&grant.name, &object, before.map(|it| &*it.program))
+            .map_err(|error| wrong(error.to_string()))?;
         let reader = program
             .instance()
             .map_err(|error| wrong(error.to_string()))?;
-        let mut links = Vec::new();
+        let mut held = Vec::new();
         for place in &grant.attach {
-            let link = attach(&program, place).map_err(wrong)?;
-            log::info!(target: "program", "{}: the kernel runs it at {}", grant.name, link.0);
-            links.push((link.0, Some(link.1)));
+            fits(&program, place).map_err(wrong)?;
+            if before.is_some_and(|before| before.places.contains(place)) {
+                continue;
+            }
+            let (told, link) = attach(&program, place).map_err(wrong)?;
+            log::info!(target: "program", "{}: the kernel runs it at {told}", grant.name);
+            let link = Some((place.clone(), link));
+            held.push(Held { told, link });
         }
         Ok(Self {
             grant: grant.clone(),
             program: Arc::new(program),
-            totals: Arc::default(),
+            totals: before.map(|it| Arc::clone(&it.totals)).unwrap_or_default(),
             reader,
-            links,
+            held,
             instances: BTreeMap::new(),
         })
     }
@@ -235,7 +272,7 @@ impl Twin {
         ProgramInfo {
             name: self.grant.name.clone(),
             kind: kind.into(),
-            runs: self.links.iter().map(|(place, _)| place.clone()).collect(),
+            runs: self.held.iter().map(|held| held.told.clone()).collect(),
             id: self.program.kernel().id().unwrap_or_default(),
             maps: maps
                 .map(|(spec, array)| ProgramMap {
@@ -306,11 +343,29 @@ impl Twin {
     }
 }
 
-/// Has the kernel run a program at a hook: where, for people, and what keeps it there.
+/// What a version takes the place of.
+#[derive(Debug, Clone)]
+pub(crate) struct Before {
+    pub(super) program: Arc<Program>,
+    pub(super) totals: Arc<Totals>,
+    /// The hooks where it is.
+    pub(super) places: Vec<Place>,
+}
+
+/// Whether a program is for such a hook.
+fn fits(program: &Program, place: &Place) -> Result<(), String> {
+    match (place, program.code().context()) {
+        (Place::Xdp(_), Context::Xdp) | (Place::Tc(_), Context::Classifier) => Ok(()),
+        (Place::Xdp(_), _) => Err("attach=xdp:… is for a program with SEC(\"xdp\")".into()),
+        (Place::Tc(_), _) => Err("attach=tc:… is for a program with SEC(\"tc\")".into()),
+    }
+}
+
+/// Has the kernel run a program at a hook of its kind: where, for people, and what keeps it there.
 fn attach(program: &Program, place: &Place) -> Result<(String, Link), String> {
     let kernel = program.kernel();
-    match (place, program.code().context()) {
-        (Place::Xdp(name), Context::Xdp) => {
+    match place {
+        Place::Xdp(name) => {
             let index = index_at(name)?;
             // In the driver, or, if that has no place for one, after it.
             let (how, link) = match XdpLink::attach(kernel, index, Hook::Native) {
@@ -319,19 +374,17 @@ fn attach(program: &Program, place: &Place) -> Result<(String, Link), String> {
                 Err(_) => ("generic", XdpLink::attach(kernel, index, Hook::Generic)),
             };
             let link = link.map_err(|error| cannot(name, &error))?;
-            Ok((format!("xdp:{name} {how}"), Link::Xdp { _link: link }))
+            Ok((format!("xdp:{name} {how}"), Link::Xdp(link)))
         }
-        (Place::Tc(name), Context::Classifier) => {
+        Place::Tc(name) => {
             let link = TcxLink::attach(kernel, index_at(name)?).map_err(|error| {
                 match error.raw_os_error() {
                     Some(libc::EINVAL) => format!("cannot run at {name}: tc:… needs Linux 6.6"),
                     _ => cannot(name, &error),
                 }
             })?;
-            Ok((format!("tc:{name}"), Link::Tc { _link: link }))
+            Ok((format!("tc:{name}"), Link::Tc(link)))
         }
-        (Place::Xdp(_), _) => Err("attach=xdp:… is for a program with SEC(\"xdp\")".into()),
-        (Place::Tc(_), _) => Err("attach=tc:… is for a program with SEC(\"tc\")".into()),
     }
 }
 

@@ -156,6 +156,10 @@ impl Queue for Programmed {
         self.inner.transmitter()
     }
 
+    fn program(&mut self) -> Option<&mut Instance> {
+        Some(&mut self.instance)
+    }
+
     fn echoes(&mut self) -> Option<&mut dyn Echoes> {
         self.inner.echoes()
     }

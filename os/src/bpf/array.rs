@@ -29,6 +29,28 @@ impl Array {
         Ok(Self { map, entries })
     }
 
+    /// The same memory, by a descriptor of its own.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        let fd = self.map.fd.try_clone()?;
+        let Map {
+            key_bytes,
+            value_bytes,
+            ..
+        } = self.map;
+        let map = Map {
+            fd,
+            key_bytes,
+            value_bytes,
+        };
+        Ok(Self {
+            map,
+            entries: self.entries,
+        })
+    }
+
     /// Of a map that is one.
     pub(super) fn of(map: Map, entries: u32) -> Self {
         Self { map, entries }

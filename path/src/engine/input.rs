@@ -345,6 +345,12 @@ impl Input {
                     let changed = port.map(|port| port.judge.change_rules(change, now_us));
                     tell(&reply, changed.unwrap_or_default());
                 }
+                Command::Exchange(all, reply) => {
+                    for exchange in all {
+                        exchange.run(&mut *self.queue);
+                    }
+                    tell(&reply, ());
+                }
                 Command::Snapshot(asked, reply) => tell(&reply, self.snapshot(&asked)),
                 Command::AttachSender(mut sender) => {
                     if let Some(failed @ Over::Failed(_)) = &self.over {

@@ -25,19 +25,20 @@ pub mod terms;
 mod tests;
 mod worker;
 
-use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use vnplug_ring::control::Tuning;
 use vnplug_ring::layout::Life;
 
 use crate::engine::sender::SendCounters;
 use crate::fanout::FanoutCounters;
-use crate::port::{Port, PortCounters, Share};
+use crate::port::{Port, PortCounters, PortProgram, Share};
 use crate::rules::{Change, Changed};
 use crate::source::early::Loaded;
-use crate::source::{Latency, QueueCounters};
+use crate::source::{Latency, Queue, QueueCounters};
 use vnplug_filter::{IndexSize, Program};
+use vnplug_twin::Instance;
 
 use terms::Terms;
 
@@ -67,6 +68,8 @@ pub enum Command {
     Narrow(Box<Loaded>, Sender<Result<(), String>>),
     /// Change a port's rules from the next batch on.
     Rules(u32, Change, Sender<Changed>),
+    /// Run other versions of operators' programs from the next batch on.
+    Exchange(Vec<Exchange>, Sender<()>),
     /// Report the queue's counters and those of these ports.
     Snapshot(Asked, Sender<Snapshot>),
     /// Send the frames of this port's transmit ring, from now on.
@@ -78,6 +81,36 @@ pub enum Command {
     /// End.
     Stop,
 }
+
+/// Another version of an operator's program.
+pub struct Exchange {
+    /// Of the ports that have this one; `None`: of the source itself.
+    pub at: Option<Arc<Mutex<PortProgram>>>,
+    /// Brings the new one, and takes the old one back: the queue's thread frees as little memory as possible.
+    pub parcel: Parcel,
+}
+
+impl Exchange {
+    /// Puts the new version where the old one was. Nothing else has a lock of these for long: ports hold theirs
+    /// during a batch of the same thread, and who sent the parcel looks at it afterwards.
+    fn run(self, queue: &mut dyn Queue) {
+        let mut parcel = self.parcel.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(new) = parcel.take() else {
+            return;
+        };
+        *parcel = match (&self.at, queue.program()) {
+            (Some(port), _) => {
+                let mut port = port.lock().unwrap_or_else(PoisonError::into_inner);
+                Some(port.exchange(new))
+            }
+            (None, Some(there)) => Some(std::mem::replace(there, new)),
+            (None, None) => Some(new),
+        };
+    }
+}
+
+/// An instance on its way to a queue's thread or back.
+pub type Parcel = Arc<Mutex<Option<Instance>>>;
 
 /// Which ports a snapshot contains.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -93,6 +93,11 @@ impl PortProgram {
         }
     }
 
+    /// Another version from the next frame on; the old one.
+    pub fn exchange(&mut self, instance: Instance) -> Instance {
+        std::mem::replace(&mut self.instance, instance)
+    }
+
     fn count(&self, tally: &Tally) {
         self.totals.add(tally.frames, tally.dropped, tally.aborted);
     }

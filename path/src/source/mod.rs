@@ -96,6 +96,11 @@ pub trait Queue: Send {
         None
     }
 
+    /// Where it runs an operator's program on its frames, if it does.
+    fn program(&mut self) -> Option<&mut vnplug_twin::Instance> {
+        None
+    }
+
     /// What measures how long frames took to a reader and back, if something does.
     fn echoes(&mut self) -> Option<&mut dyn Echoes> {
         None

@@ -3,8 +3,9 @@
 use super::*;
 use crate::control::{
     ArenaHome, Arenas, Balance, DirectMember, Direction, ExactRule, Flow, Grant, GrantAction,
-    GrantKind, HostGroup, NO_VLAN, Network, Pattern, ProgramInfo, ProgramMap, Programs, RuleAction,
-    Segments, SwitchAsk, SwitchRequest, VmKind, Whose, WildcardRule, backend, wire,
+    GrantKind, HostGroup, NO_VLAN, Network, Pattern, ProgramChange, ProgramInfo, ProgramMap,
+    Programs, RuleAction, Segments, SwitchAsk, SwitchRequest, VmKind, Whose, WildcardRule, backend,
+    wire,
 };
 
 fn every_message() -> Vec<Message> {
@@ -238,6 +239,15 @@ fn every_message() -> Vec<Message> {
             text: "vm:probe=eth1".into(),
             keep: true,
         }),
+        Message::Programs(Programs::Change(ProgramChange::Add {
+            text: "count=/etc/count.o,open=vm:*".into(),
+        })),
+        Message::Programs(Programs::Change(ProgramChange::Replace {
+            text: "count".into(),
+        })),
+        Message::Programs(Programs::Change(ProgramChange::Remove {
+            name: "count".into(),
+        })),
         Message::Sources(SourceRequest::Add {
             text: "eth1=af_packet".into(),
         }),

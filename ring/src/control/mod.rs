@@ -60,7 +60,7 @@ pub use message::{Message, Role};
 pub use open::{
     ArenaHome, Arenas, Balance, Direction, FilterSpec, Open, Opened, RingPlace, Segments, Tuning,
 };
-pub use program::{ProgramInfo, ProgramMap, Programs};
+pub use program::{ProgramChange, ProgramInfo, ProgramMap, Programs};
 pub use rule::{
     ExactRule, Flow, MAX_EXACT_RULES, MAX_WILDCARD_RULES, NO_VLAN, Network, Pattern, Rule,
     RuleAction, RuleKey, RuleKind, WildcardRule,

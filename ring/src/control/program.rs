@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! List                            → All
+//! Change                          → Done        by operators
 //! Read { program, map, first, … } → Values      as they lie there at this moment, entry by entry
 //! ```
 
@@ -14,6 +15,8 @@ pub enum Programs {
     List,
     /// They are these.
     All(Vec<ProgramInfo>),
+    /// Operators: a change of the programs, until the daemon ends.
+    Change(ProgramChange),
     /// Asks for values of a map.
     Read {
         /// Name of the program.
@@ -33,6 +36,26 @@ pub enum Programs {
         entries: u32,
         /// The bytes, in the order of the machine's.
         bytes: Vec<u8>,
+    },
+}
+
+/// A change of the programs. One that is refused changes nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProgramChange {
+    /// One more, which is written as on the daemon's command line.
+    Add {
+        /// `NAME=FILE.o[:FUNCTION],open=…,attach=…`
+        text: String,
+    },
+    /// Another version of one, for all that go through it.
+    Replace {
+        /// As for `Add`; or its name alone, and what it was loaded from is read again.
+        text: String,
+    },
+    /// None of this name any more. Ports that go through it are over.
+    Remove {
+        /// Its name.
+        name: String,
     },
 }
 
@@ -84,18 +107,20 @@ impl Programs {
             Self::All(_) => 63,
             Self::Read { .. } => 64,
             Self::Values { .. } => 65,
+            Self::Change(_) => 66,
         }
     }
 
     /// Whether a header of this number is one of these.
     pub(super) fn has(kind: u8) -> bool {
-        (62..=65).contains(&kind)
+        (62..=66).contains(&kind)
     }
 
     pub(super) fn write(&self, w: &mut Writer) {
         match self {
             Self::List => {}
             Self::All(all) => w.list(all, |w, it| it.write(w)),
+            Self::Change(change) => change.write(w),
             Self::Read {
                 program,
                 map,
@@ -134,10 +159,38 @@ impl Programs {
                 entries: r.u32("entries")?,
                 bytes: r.bytes("bytes")?.to_vec(),
             },
+            66 => Self::Change(ProgramChange::read(r)?),
             kind => return Err(Malformed::Kind(kind)),
         })
     }
 }
+
+impl ProgramChange {
+    fn write(&self, w: &mut Writer) {
+        let (what, text) = match self {
+            Self::Add { text } => (ADD, text),
+            Self::Replace { text } => (REPLACE, text),
+            Self::Remove { name } => (REMOVE, name),
+        };
+        w.u8(what);
+        w.text(text);
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let what = r.u8("what")?;
+        let text = r.text("text")?;
+        Ok(match what {
+            ADD => Self::Add { text },
+            REPLACE => Self::Replace { text },
+            REMOVE => Self::Remove { name: text },
+            other => return Err(Malformed::Value("what", u64::from(other))),
+        })
+    }
+}
+
+const ADD: u8 = 1;
+const REPLACE: u8 = 2;
+const REMOVE: u8 = 3;
 
 impl ProgramInfo {
     fn write(&self, w: &mut Writer) {

@@ -101,6 +101,7 @@ fn with_a_hanging_source_and(
         early: Early::new(Err(None), &workers),
         lent: None,
         workers,
+        program: String::new(),
         closing: 0,
     });
     let never = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
