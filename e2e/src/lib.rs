@@ -20,7 +20,7 @@
 //! [`station`], [`asking`], [`programs`] and [`demo`]: where the programs under test are, a daemon and a recorder that
 //! end with their test, what groups in guests are looked at with, a client that says what it likes,
 //! machines on a switch, a sandbox and who answers it, other people's programs, and what shows it all.
-//! [`third_party`] builds programs against the header, as strangers do.
+//! [`third_party`] builds programs against the header, as strangers do; [`typed`] types what pages say.
 //! Everything else under test comes in as files and programs.
 
 mod accel;
@@ -57,6 +57,7 @@ pub mod station;
 mod sys;
 pub mod third_party;
 pub mod traffic;
+pub mod typed;
 mod uml;
 pub mod user;
 pub mod wire;

@@ -6,12 +6,15 @@
 
 use std::io;
 use std::num::NonZeroU64;
+use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use vnplug_frame::witness::{Parsed, Protocol, Shape, Stamp, parse};
 
+use crate::daemon::program;
 use crate::error::{LabError, Result};
+use crate::netns::Netns;
 use crate::sys::PacketSocket;
 
 /// A run of frames to send.
@@ -65,7 +68,42 @@ impl Sent {
     }
 }
 
+/// A stream that a process of its own sends (`wiregen`); dropped, it ends.
+#[derive(Debug)]
+pub struct Sending(Child);
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 impl Stream {
+    /// Sends it in a namespace, while the caller does something else.
+    ///
+    /// # Errors
+    /// [`LabError::Missing`] if `wiregen` was not built, [`LabError::Io`] if it does not start.
+    pub fn start(&self, netns: &Netns) -> Result<Sending> {
+        let pps = self.pps.map_or(0, NonZeroU64::get);
+        let flags = [
+            ("--count", self.count),
+            ("--size", self.len_bytes as u64),
+            ("--pps", pps),
+            ("--run", self.run.into()),
+            ("--flows", self.flows.into()),
+        ];
+        let mut command = netns.command(program("wiregen")?);
+        command.args(["--interface", &self.interface]);
+        command.args(
+            flags
+                .iter()
+                .flat_map(|(flag, value)| [(*flag).to_owned(), value.to_string()]),
+        );
+        let child = command.stdout(Stdio::null()).spawn();
+        Ok(Sending(child.map_err(LabError::io("start wiregen"))?))
+    }
+
     /// `count` frames of 60 bytes, UDP over IPv4, one flow, run 1, flat out, from
     /// sequence 0 on.
     #[must_use]

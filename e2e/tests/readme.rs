@@ -3,58 +3,31 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use vnplug::Client;
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, guest_program, program};
+use vnplug_e2e::typed::{self, Shell};
 
-/// The indented blocks of a section of the README, as one script.
 fn script(heading: &str) -> String {
-    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
-    let text = fs::read_to_string(readme).unwrap();
-    let (_, rest) = text.split_once(&format!("\n{heading}\n")).unwrap();
-    let section = rest.split("\n## ").next().unwrap();
-    let lines = section.lines().filter_map(|line| line.strip_prefix("    "));
-    lines.map(|line| format!("{line}\n")).collect()
+    typed::indented(&typed::page("README.md"), heading)
 }
 
-/// Runs a script with the programs that lie beside this one, and nothing to read.
+/// Runs a script with the programs that lie beside this one.
 fn run(script: &str, dir: &Path, daemon: &Daemon, program: &Path) -> Output {
-    let path = format!(
-        "{}:{}",
-        program.parent().unwrap().display(),
-        std::env::var("PATH").unwrap()
-    );
-    // Nothing here takes long; what hangs is ended with its children.
-    Command::new("timeout")
-        .args(["-k", "5", "400", "sh", "-exc", script])
-        .current_dir(dir)
-        .env("PATH", path)
-        .env("VNPLUG_SOCKET", daemon.socket())
-        .stdin(std::process::Stdio::null())
-        .output()
-        .unwrap()
+    let shell = Shell {
+        dir,
+        socket: &daemon.socket(),
+        programs: &[program.parent().unwrap()],
+        netns: None,
+    };
+    shell.run(script)
 }
 
-/// A section that starts a daemon of its own, where `/run` is: the sockets and the names of network
-/// namespaces in it are this run's alone. The daemon ends with the shell.
 fn run_apart(script: &str) -> Output {
     let programs = program("vnplugd").unwrap();
-    let path = format!(
-        "{}:{}",
-        programs.parent().unwrap().display(),
-        std::env::var("PATH").unwrap()
-    );
-    let whole = format!("mount -t tmpfs none /run\n{script}");
-    Command::new("timeout")
-        .args(["-k", "5", "400", "unshare", "--mount", "--pid", "--fork"])
-        .args(["--kill-child", "--mount-proc", "sh", "-exc", &whole])
-        .env("PATH", path)
-        .env_remove("VNPLUG_SOCKET")
-        .stdin(std::process::Stdio::null())
-        .output()
-        .unwrap()
+    typed::run_apart(script, &[programs.parent().unwrap()])
 }
 
 #[test]
