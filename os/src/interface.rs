@@ -139,6 +139,59 @@ pub fn receive_slots(socket: impl AsFd, name: &str) -> Option<(u32, u32)> {
     (rings.rx_max > 0).then_some((rings.rx, rings.rx_max))
 }
 
+/// How an interface chooses the receive queue of a packet (RSS).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spreading {
+    /// The key of its hash function.
+    pub key: Vec<u8>,
+    /// Its hash function: 1 Toeplitz, 2 XOR, 4 CRC-32.
+    pub function: u8,
+    /// What is done with the fields before they are hashed; not 0: sender and receiver are combined.
+    pub transform: u8,
+}
+
+/// How an interface spreads what it receives; `None` where the driver does not say.
+pub fn spreading(socket: impl AsFd, name: &str) -> Option<Spreading> {
+    let mut question = EthtoolRxfh {
+        cmd: ETHTOOL_GRSSH,
+        ..EthtoolRxfh::default()
+    };
+    // Sizes of zero: the driver fills in its own.
+    question.key_size = ethtool(&socket, name, question)?.key_size;
+    question.indirection_size = 0;
+    let len = question.key_size as usize;
+    if len > KEY_MAX {
+        return None;
+    }
+    let answer = ethtool(socket, name, question)?;
+    Some(Spreading {
+        key: answer.key.as_flattened()[..len].to_vec(),
+        function: answer.function,
+        transform: answer.transform,
+    })
+}
+
+/// The fields that an interface hashes for TCP over IPv4, as [`FIELD_SOURCE`] and the others; `None` where
+/// the driver does not say.
+pub fn hashed_fields(socket: impl AsFd, name: &str) -> Option<u64> {
+    const TCP_V4_FLOW: u32 = 1;
+    let question = EthtoolRxnfc {
+        cmd: ETHTOOL_GRXFH,
+        flow_type: TCP_V4_FLOW,
+        ..EthtoolRxnfc::default()
+    };
+    Some(ethtool(socket, name, question)?.data)
+}
+
+/// The sender's address is hashed (`RXH_IP_SRC`).
+pub const FIELD_SOURCE: u64 = 1 << 4;
+/// The receiver's address is hashed (`RXH_IP_DST`).
+pub const FIELD_DESTINATION: u64 = 1 << 5;
+/// The sender's port is hashed (`RXH_L4_B_0_1`).
+pub const FIELD_SOURCE_PORT: u64 = 1 << 6;
+/// The receiver's port is hashed (`RXH_L4_B_2_3`).
+pub const FIELD_DESTINATION_PORT: u64 = 1 << 7;
+
 /// The answer to a question that is one number.
 fn value(socket: impl AsFd, name: &str, cmd: u32) -> Option<u32> {
     Some(ethtool(socket, name, EthtoolValue { cmd, data: 0 })?.data)
@@ -174,6 +227,11 @@ unsafe impl Question for EthtoolChannels {}
 unsafe impl Question for EthtoolRings {}
 // SAFETY: of ETHTOOL_GFLAGS and ETHTOOL_GGRO.
 unsafe impl Question for EthtoolValue {}
+// SAFETY: of ETHTOOL_GRSSH: the kernel writes the key of the size that was asked for, at most `KEY_MAX`, and no
+// table of a size of zero.
+unsafe impl Question for EthtoolRxfh {}
+// SAFETY: of ETHTOOL_GRXFH: the kernel reads and writes at most a `struct ethtool_rxnfc`, 192 bytes.
+unsafe impl Question for EthtoolRxnfc {}
 
 /// The IP addresses of every interface of the calling thread's network namespace, as
 /// `192.0.2.1/24`, by the interface's name.
@@ -287,11 +345,39 @@ struct EthtoolValue {
     data: u32,
 }
 
+/// `struct ethtool_rxfh`, without a table, and with room for a key.
+#[repr(C)]
+#[derive(Default, Clone, Copy)]
+struct EthtoolRxfh {
+    cmd: u32,
+    context: u32,
+    indirection_size: u32,
+    key_size: u32,
+    function: u8,
+    transform: u8,
+    reserved: [u8; 6],
+    key: [[u8; 16]; KEY_MAX / 16],
+}
+
+/// `struct ethtool_rxnfc`, as far as it is read; the rest is the kernel's.
+#[repr(C)]
+#[derive(Default)]
+struct EthtoolRxnfc {
+    cmd: u32,
+    flow_type: u32,
+    data: u64,
+    rest: [u64; 24],
+}
+
+/// Drivers have keys of 40 and 52 bytes.
+const KEY_MAX: usize = 256;
 const ETHTOOL_GSET: u32 = 1;
 const ETHTOOL_GRINGPARAM: u32 = 0x10;
 const ETHTOOL_GFLAGS: u32 = 0x25;
+const ETHTOOL_GRXFH: u32 = 0x29;
 const ETHTOOL_GGRO: u32 = 0x2b;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
+const ETHTOOL_GRSSH: u32 = 0x46;
 
 /// A request about the interface of this name.
 pub fn named(name: &str) -> io::Result<libc::ifreq> {

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use vnplug_os::interface;
+use vnplug_os::interface::{self, Spreading};
 
 use super::check::{Check, Finding};
 use super::machine::Machine;
@@ -25,10 +25,11 @@ pub(super) fn checks(name: &str) -> Vec<Check> {
         })
     };
     let mut all = vec![check("link", link)];
-    let more: [(&str, Look); 4] = [
+    let more: [(&str, Look); 5] = [
         ("merging", merging),
         ("vlan-tags", vlan_tags),
         ("ring-size", ring_size),
+        ("rss", rss),
         ("xdp", xdp),
     ];
     all.extend(more.map(|(what, look)| check(what, look).after(link_check.clone())));
@@ -105,6 +106,60 @@ fn ring_size(socket: &UnixDatagram, name: &str) -> Finding {
         ),
         Some((now, _)) => Finding::ok(format!("the NIC's ring has all its {now} places")),
     }
+}
+
+/// Whether both directions of a flow come to the same queue.
+fn rss(socket: &UnixDatagram, name: &str) -> Finding {
+    match interface::receive_queues(socket, name) {
+        None => return Finding::skipped("the driver does not say how many queues it has"),
+        Some(1) => return Finding::ok("one queue: nothing is spread"),
+        Some(_) => {}
+    }
+    match interface::spreading(socket, name) {
+        None => Finding::skipped("the driver does not say how it spreads packets over its queues"),
+        Some(how) => symmetry(name, &how, interface::hashed_fields(socket, name)),
+    }
+}
+
+/// What its hash makes of a flow and its answers. `fields`: those of TCP, where they are known.
+pub(super) fn symmetry(name: &str, how: &Spreading, fields: Option<u64>) -> Finding {
+    const TOEPLITZ: u8 = 1;
+    const XOR: u8 = 2;
+    let half = format!(
+        "the two directions of a connection come to different queues: a reader of one queue (host:{name}@0) sees half of \
+         it, and af_xdp hands the halves over in any order"
+    );
+    let pairs = [
+        (interface::FIELD_SOURCE, interface::FIELD_DESTINATION),
+        (
+            interface::FIELD_SOURCE_PORT,
+            interface::FIELD_DESTINATION_PORT,
+        ),
+    ];
+    let has = |field: u64| fields.is_none_or(|it| it & field != 0);
+    if pairs.iter().any(|&(one, other)| has(one) != has(other)) {
+        return Finding::warn(
+            format!("{name} hashes a field of the sender and not that of the receiver: {half}"),
+            format!("ethtool -N {name} rx-flow-hash tcp4 sdfn    (and udp4, tcp6, udp6)"),
+        );
+    }
+    // Sender and receiver are 16 or 32 bits apart from each other, and the key is the same there.
+    let repeats = how
+        .key
+        .iter()
+        .zip(&how.key[2.min(how.key.len())..])
+        .all(|(a, b)| a == b);
+    if how.transform != 0 || how.function == XOR || (how.function == TOEPLITZ && repeats) {
+        return Finding::ok("both directions of a connection come to the same queue (RSS)");
+    }
+    let key: Vec<_> = (0..how.key.len()).map(|at| ["6d", "5a"][at % 2]).collect();
+    Finding::warn(
+        format!("RSS of {name} is not symmetric: {half}"),
+        format!(
+            "ethtool -X {name} hkey {} hfunc toeplitz    (or, where the driver can: ethtool -X {name} xfrm symmetric-xor)",
+            key.join(":")
+        ),
+    )
 }
 
 /// Another XDP program takes frames first, and AF_XDP refuses to share.

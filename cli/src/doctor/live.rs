@@ -1,8 +1,6 @@
-//! Checks that ask the daemon or the agent: does anybody answer, what is there to see, and do packets come,
-//! from the wire to the application.
+//! Checks that ask the daemon or the agent: does anybody answer, and what is there to see.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use vnplug::{Client, Counted, Device, Error};
 use vnplug_ring::counters::{Account, accounts};
@@ -10,6 +8,7 @@ use vnplug_ring::counters::{Account, accounts};
 use super::Role;
 use super::check::{Check, Finding};
 use super::machine::Machine;
+use super::traffic;
 use crate::failure::Failure;
 use crate::text::grouped;
 
@@ -34,9 +33,6 @@ struct Refusal {
     is_permission: bool,
 }
 
-/// For so long it counts packets.
-const COUNTED: Duration = Duration::from_secs(1);
-
 /// Asks whoever serves readers here.
 pub(super) fn ask(socket: &Path, server: &'static str) -> Live {
     let ask = || -> Result<Answer, Error> {
@@ -53,8 +49,7 @@ pub(super) fn ask(socket: &Path, server: &'static str) -> Live {
     });
     let devices = answer.as_ref().map(|it| it.devices.as_slice());
     let devices = devices.unwrap_or_default().iter();
-    let interfaces = devices.filter_map(|it| it.description.strip_prefix("interface "));
-    let interfaces = interfaces.filter_map(|it| it.split([' ', ',']).next());
+    let interfaces = devices.filter_map(|it| traffic::interface_of(&it.description));
     Live {
         socket: socket.to_owned(),
         server,
@@ -96,6 +91,7 @@ impl Live {
             .cloned()
             .collect();
         let before = counters.clone();
+        let shown_devices = devices.clone();
         all.push(Check::new("sources", move |_| sources(role, &devices)).after(server));
         let counted = counters.clone();
         all.push(Check::new("accounts", move |_| closing(&counted)).after(server));
@@ -104,22 +100,14 @@ impl Live {
             all.push(Check::new("guests", move |_| guests(&vms)).after(server));
         }
         let traffic = move |machine: &Machine| {
-            let wire = |it: &str| received(machine, it);
-            let wires: Vec<_> = self
-                .interfaces
-                .iter()
-                .map(|it| (it.clone(), wire(it)))
-                .collect();
-            std::thread::sleep(COUNTED);
-            let later = Client::connect_to(&socket).and_then(|mut it| it.stats());
-            let arrived = wires
-                .iter()
-                .map(|(name, before)| (name.clone(), wire(name).saturating_sub(*before)));
-            let arrived: Vec<_> = arrived.collect();
-            match later {
-                Ok(later) => traffic(&arrived, &before, &later),
-                Err(error) => Finding::skipped(Failure::from(error).line()),
-            }
+            traffic::look(
+                machine,
+                &socket,
+                role,
+                &self.interfaces,
+                &before,
+                &shown_devices,
+            )
         };
         all.push(Check::new("traffic", traffic).after("sources"));
         all
@@ -145,7 +133,7 @@ fn sources(role: Role, devices: &[Device]) -> Finding {
         return match role {
             Role::Host => Finding::fail(
                 "there is no source that this user may see",
-                "a [[source]] in /etc/vnplug.toml, then systemctl restart vnplugd; for users who are not root a [[allow]]",
+                "as root: vnplug source add eth1; for a user who is not root: vnplug grant add uid:NUMBER=eth1",
             ),
             Role::Guest => Finding::fail(
                 "the host shows this machine no source",
@@ -253,71 +241,4 @@ fn guests(vms: &[Counted]) -> Finding {
         format!("no agent speaks for {}", told.join(", ")),
         "in the guest: systemctl start vnplug-agent, then `vnplug doctor` there",
     )
-}
-
-/// What an interface has received.
-fn received(machine: &Machine, interface: &str) -> u64 {
-    let text = machine.read(&format!("/sys/class/net/{interface}/statistics/rx_packets"));
-    text.ok().and_then(|it| it.parse().ok()).unwrap_or(0)
-}
-
-/// Where packets stop, from the wire to the application. `arrived`: what interfaces of sources received
-/// meanwhile.
-pub(super) fn traffic(arrived: &[(String, u64)], before: &[Counted], later: &[Counted]) -> Finding {
-    let grown = |one: &Counted, name: &str| {
-        let value = |it: &Counted| {
-            it.values
-                .iter()
-                .find(|(key, _)| key == name)
-                .map_or(0, |(_, value)| *value)
-        };
-        let was = before
-            .iter()
-            .find(|it| it.kind == one.kind && it.name == one.name);
-        value(one).saturating_sub(was.map_or(0, value))
-    };
-    let of = |kind: &'static str| later.iter().filter(move |it| it.kind == kind);
-    let seen: u64 = of("source").map(|it| grown(it, "seen")).sum();
-    let delivered: u64 = of("port").map(|it| grown(it, "delivered")).sum();
-    let on_wires: u64 = arrived.iter().map(|(_, count)| count).sum();
-    let ports = of("port").count();
-    let summary = format!(
-        "in 1 s: {} on the wires, {} at the sources, {} to {ports} ports",
-        grouped(on_wires),
-        grouped(seen),
-        grouped(delivered)
-    );
-    if of("source").count() > 0 && seen == 0 {
-        return match on_wires {
-            0 => Finding::warn(
-                format!("{summary}: nothing comes"),
-                "is the mirror port on, is the cable in the right place? tcpdump -ni INTERFACE shows the same nothing",
-            ),
-            _ => Finding::fail(
-                format!("{summary}: they do not reach the daemon"),
-                "an XDP program may take them (see xdp-…); journalctl -u vnplugd",
-            ),
-        };
-    }
-    let starved = of("port").find(|it| grown(it, "offered") > 0 && grown(it, "delivered") == 0);
-    match starved {
-        None => Finding::ok(summary),
-        Some(port) => {
-            let lost = grown(port, "dropped_full") + grown(port, "dropped_budget");
-            let (why, cure) = match lost {
-                0 => (
-                    "its filter, or its grant's, takes none",
-                    "vnplug list shows the filter; vnplug grant list that of the grant",
-                ),
-                _ => (
-                    "its reader does not read",
-                    "look at the process that has the port (vnplug list)",
-                ),
-            };
-            Finding::warn(
-                format!("{summary}; port {} gets nothing: {why}", port.name),
-                cure,
-            )
-        }
-    }
 }

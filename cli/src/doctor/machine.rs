@@ -59,13 +59,19 @@ impl Machine {
 
     /// The number of a process of this name.
     pub(super) fn process(&self, name: &str) -> Option<String> {
-        let mut all = self.names("/proc").into_iter();
-        all.find(|it| {
-            it.bytes().all(|byte| byte.is_ascii_digit())
-                && self
-                    .read(&format!("/proc/{it}/comm"))
-                    .is_ok_and(|it| it == name)
-        })
+        let mut all = self.processes().into_iter();
+        all.find(|(_, it)| it == name).map(|(pid, _)| pid)
+    }
+
+    /// The processes: their numbers and names.
+    pub(super) fn processes(&self) -> Vec<(String, String)> {
+        let mut pids = self.names("/proc");
+        pids.retain(|it| it.bytes().all(|byte| byte.is_ascii_digit()));
+        let named = pids.into_iter().filter_map(|pid| {
+            let name = self.read(&format!("/proc/{pid}/comm")).ok()?;
+            Some((pid, name))
+        });
+        named.collect()
     }
 }
 

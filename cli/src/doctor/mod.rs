@@ -10,7 +10,9 @@
 //! | `machine.rs` | the machine as files of `/proc` and `/sys`, so that tests make one up |
 //! | `host.rs`, `guest.rs`, `both.rs` | checks |
 //! | `interface.rs` | checks of a network interface |
-//! | `live.rs` | checks that ask the daemon or the agent, from the wire to the application |
+//! | `qemu.rs` | checks of the virtual machines that run on a host |
+//! | `live.rs` | checks that ask the daemon or the agent |
+//! | `traffic.rs` | where packets stop, from the wire to the application |
 //! | `show.rs` | text and JSON |
 
 mod both;
@@ -20,9 +22,11 @@ mod host;
 mod interface;
 mod live;
 mod machine;
+mod qemu;
 mod show;
 #[cfg(test)]
 mod tests;
+mod traffic;
 
 use std::path::Path;
 
@@ -119,7 +123,10 @@ fn role(machine: &Machine) -> Role {
 /// All checks for this machine, in the order of a frame's way.
 fn checks(role: Role, interfaces: &[String], socket: &Path) -> Vec<Check> {
     let (own, server) = match role {
-        Role::Host => (host::checks(), "daemon"),
+        Role::Host => (
+            host::checks().into_iter().chain(qemu::checks()).collect(),
+            "daemon",
+        ),
         Role::Guest => (guest::checks(), "agent"),
     };
     let live = live::ask(socket, server);

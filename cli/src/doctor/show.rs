@@ -70,10 +70,17 @@ pub(super) fn verdict(results: &[Checked]) -> String {
         0 => String::new(),
         skipped => format!("; {} skipped", counted(skipped, "check")),
     };
+    // Nothing is broken, and yet an application may see nothing.
+    let stop = results
+        .iter()
+        .find(|it| it.name == "traffic" && it.finding.state == State::Warn);
+    let stop = stop.map_or(String::new(), |it| {
+        format!("; traffic: {}", it.finding.text)
+    });
     match count(State::Warn) {
         0 => format!("nothing is wrong{skipped}"),
         warnings => format!(
-            "nothing is broken, {}{skipped}",
+            "nothing is broken, {}{skipped}{stop}",
             counted(warnings, "warning")
         ),
     }

@@ -3,6 +3,7 @@ use std::sync::{Arc, Barrier};
 
 use serde_json::Value;
 use vnplug::Counted;
+use vnplug_os::interface::Spreading;
 use vnplug_testing::TestDir;
 
 use super::check::{Check, Checked, Finding, State, run};
@@ -202,43 +203,227 @@ fn counted(kind: &str, name: &str, values: &[(&str, u64)]) -> Counted {
     }
 }
 
+/// Labels beside those values.
+fn labelled(mut one: Counted, labels: &[(&str, &str)]) -> Counted {
+    let labels = labels
+        .iter()
+        .map(|(name, value)| ((*name).into(), (*value).into()));
+    one.labels.extend(labels);
+    one
+}
+
+/// A source that has seen so many, of which the kernel dropped some early, and a port on it.
+fn wire(seen: u64, early: u64, port: &[(&str, u64)], filter: &str) -> Vec<Counted> {
+    let source = counted("source", "eth1", &[("seen", seen), ("early", early)]);
+    let port = counted("port", "3", port);
+    vec![
+        labelled(source, &[("description", "interface eth1")]),
+        labelled(
+            port,
+            &[
+                ("device", "host:eth1"),
+                ("filter", filter),
+                ("owner", "uid 7"),
+            ],
+        ),
+    ]
+}
+
 #[test]
 fn where_packets_stop_is_told_from_the_wire_to_the_application() {
-    let source = |seen| counted("source", "eth1", &[("seen", seen)]);
-    let port = |offered, delivered, lost| {
-        let values = [
-            ("offered", offered),
-            ("delivered", delivered),
-            ("dropped_full", lost),
-        ];
-        counted("port", "3", &values)
-    };
-    let wire = |count| [("eth1".to_owned(), count)];
-    let before = [source(100), port(50, 50, 0)];
-    let tell = |arrived: u64, later: [Counted; 2]| {
-        let found = live::traffic(&wire(arrived), &before, &later);
+    let before = wire(100, 0, &[("offered", 50), ("delivered", 50)], "");
+    let tell = |arrived: u64, later: &[Counted]| {
+        let found = traffic::counted(&[("eth1".to_owned(), arrived)], &before, later);
         (found.state, found.text)
     };
-    let (state, text) = tell(10, [source(110), port(60, 60, 0)]);
-    assert_eq!(state, State::Ok, "{text}");
-    let (state, text) = tell(0, [source(100), port(50, 50, 0)]);
+    let port = |more: &[(&'static str, u64)]| {
+        let base = [("offered", 60), ("delivered", 50)];
+        [&base[..], more].concat()
+    };
+    let healthy = [("offered", 60), ("delivered", 60)];
+    type Case<'a> = (u64, Vec<Counted>, State, &'a str);
+    let cases: [Case<'_>; 10] = [
+        (10, wire(110, 0, &healthy, ""), State::Ok, "10 to 1 ports"),
+        (
+            0,
+            wire(100, 0, &port(&[]), ""),
+            State::Warn,
+            "nothing comes to eth1",
+        ),
+        (
+            10,
+            wire(100, 0, &port(&[]), ""),
+            State::Fail,
+            "none to the source",
+        ),
+        // One that another program let through.
+        (
+            2_000,
+            wire(110, 0, &healthy, ""),
+            State::Fail,
+            "only 10 to the source",
+        ),
+        (
+            10,
+            wire(110, 0, &port(&[("filtered", 10)]), "udp"),
+            State::Warn,
+            "takes none: udp",
+        ),
+        (
+            10,
+            wire(110, 0, &port(&[("refused", 10)]), ""),
+            State::Warn,
+            "the grant of its owner",
+        ),
+        (
+            10,
+            wire(110, 0, &port(&[("dropped_full", 9)]), ""),
+            State::Warn,
+            "does not read",
+        ),
+        (
+            10,
+            wire(110, 0, &port(&[("direction", 9)]), ""),
+            State::Warn,
+            "direction",
+        ),
+        // What the kernel drops early no port judges.
+        (
+            10,
+            wire(110, 10, &[("offered", 50), ("delivered", 50)], "udp"),
+            State::Warn,
+            "none: udp",
+        ),
+        (
+            10,
+            wire(110, 0, &healthy, "")[..1].to_vec(),
+            State::Warn,
+            "no application",
+        ),
+    ];
+    for (arrived, later, state, text) in cases {
+        let said = tell(arrived, &later);
+        assert!(said.0 == state && said.1.contains(text), "{text}: {said:?}");
+    }
+}
+
+#[test]
+fn a_busy_source_hides_no_silent_one_and_the_verdict_names_it() {
+    let before = wire(100, 0, &[], "");
+    let mut later = wire(100, 0, &[], "");
+    later.push(counted("source", "lab", &[("seen", 1_000)]));
+    let found = traffic::counted(&[("eth1".to_owned(), 0)], &before, &later);
     assert!(
-        state == State::Warn && text.contains("nothing comes"),
+        found.text.contains("nothing comes to eth1"),
+        "{}",
+        found.text
+    );
+    let name = "traffic".to_owned();
+    let verdict = show::verdict(&[Checked {
+        name,
+        finding: found,
+    }]);
+    assert!(
+        verdict.contains("traffic: nothing comes to eth1"),
+        "{verdict}"
+    );
+}
+
+#[test]
+fn a_reader_that_gets_nothing_is_told_whom_to_ask() {
+    let device = |name: &str, found| (format!("host:{name}"), found);
+    let tell = |devices: &[(String, Result<bool, String>)]| {
+        let found = traffic::tried(Role::Guest, devices);
+        (found.state, found.text)
+    };
+    let (state, text) = tell(&[device("a", Ok(true)), device("b", Ok(false))]);
+    assert!(
+        state == State::Warn && text.contains("of host:b, but of host:a"),
         "{text}"
     );
-    let (state, text) = tell(10, [source(100), port(50, 50, 0)]);
+    assert_eq!(tell(&[device("a", Ok(true))]).0, State::Ok);
+    assert_eq!(tell(&[device("a", Err("full".into()))]).0, State::Fail);
+    assert_eq!(tell(&[]).0, State::Skipped);
+}
+
+#[test]
+fn a_hash_that_parts_the_two_directions_of_a_connection_is_found() {
+    let how = |key: &[u8], function, transform| Spreading {
+        key: key.to_vec(),
+        function,
+        transform,
+    };
+    let both = Some(0xf0);
+    let microsoft = [0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2];
+    let symmetric = [0x6d, 0x5a, 0x6d, 0x5a, 0x6d, 0x5a, 0x6d, 0x5a];
+    for (how, fields, state) in [
+        (how(&microsoft, 1, 0), both, State::Warn),
+        (how(&symmetric, 1, 0), both, State::Ok),
+        (how(&symmetric, 1, 0), None, State::Ok),
+        // The sender's fields without those of the receiver.
+        (how(&symmetric, 1, 0), Some(0x10), State::Warn),
+        // Addresses without ports.
+        (how(&symmetric, 1, 0), Some(0x30), State::Ok),
+        (how(&microsoft, 1, 1), both, State::Ok),
+        (how(&microsoft, 2, 0), both, State::Ok),
+        (how(&symmetric, 4, 0), both, State::Warn),
+    ] {
+        let found = interface::symmetry("eth1", &how, fields);
+        assert_eq!(found.state, state, "{how:?} {fields:?}");
+    }
+    let cure = interface::symmetry("eth1", &how(&microsoft, 1, 0), both)
+        .cure
+        .unwrap();
     assert!(
-        state == State::Fail && text.contains("do not reach"),
-        "{text}"
+        cure.starts_with("ethtool -X eth1 hkey 6d:5a:6d:5a:6d:5a:6d:5a hfunc"),
+        "{cure}"
     );
-    let (state, text) = tell(10, [source(110), port(60, 50, 0)]);
-    assert!(
-        state == State::Warn && text.contains("takes none"),
-        "{text}"
+}
+
+#[test]
+fn what_can_be_plugged_into_a_machine_is_read_from_how_it_was_started() {
+    let vm = |words: &[&str]| qemu::vm(&words.join("\0"), "17").unwrap();
+    let plain = vm(&["qemu-system-x86_64", "-m", "512M", "-nographic", ""]);
+    assert_eq!(
+        (plain.name.as_str(), plain.is_q35, plain.max_memory),
+        ("process 17", false, None)
     );
-    let (state, text) = tell(10, [source(110), port(60, 50, 10)]);
-    assert!(
-        state == State::Warn && text.contains("does not read"),
-        "{text}"
-    );
+    // As libvirt writes it, and with one port that has a device.
+    let q35 = vm(&[
+        "qemu-system-x86_64",
+        "-name",
+        "guest=sensor,debug-threads=on",
+        "-machine",
+        "pc-q35-7.2,usb=off",
+        "-m",
+        "size=1048576k,slots=16,maxmem=8388608k",
+        "-device",
+        r#"{"driver":"pcie-root-port","port":16,"chassis":1,"id":"pci.1","bus":"pcie.0"}"#,
+        "-device",
+        "pcie-root-port,id=pci.2,chassis=2",
+        "-device",
+        r#"{"driver":"virtio-net-pci","bus":"pci.1","addr":"0x0"}"#,
+        "-device",
+        "intel-iommu,intremap=on",
+    ]);
+    let expected = qemu::Vm {
+        name: "sensor".into(),
+        is_q35: true,
+        free_ports: 1,
+        has_iommu: true,
+        max_memory: Some("8388608k".into()),
+    };
+    assert_eq!(q35, expected);
+    // The names of threads that are no machine.
+    assert_eq!(qemu::vm("qemu-bridge-helper", "17"), None);
+
+    let made = Made::new();
+    assert_eq!(made.state(qemu::checks(), "vm-root-ports"), State::Skipped);
+    made.file("proc/17/comm", "qemu-system-x86\n");
+    let line = |ports: &str| format!("qemu-system-x86_64\0-M\0q35\0{ports}");
+    made.file("proc/17/cmdline", &line(""));
+    assert_eq!(made.state(qemu::checks(), "vm-root-ports"), State::Warn);
+    let two = ["a", "b"].map(|it| format!("-device\0pcie-root-port,id={it}\0"));
+    made.file("proc/17/cmdline", &line(&two.concat()));
+    assert_eq!(made.state(qemu::checks(), "vm-root-ports"), State::Ok);
 }

@@ -27,6 +27,7 @@ use self::monitor::{Monitor, MonitorError};
 use self::parts::{Kind, Left, Part};
 use self::qmp::Qmp;
 use self::slots::DeviceAddress;
+pub(crate) use self::slots::{MORE_PORTS, PORT_TYPES};
 use self::virsh::Virsh;
 use crate::entrances::{Entrances, NicSpec, Via};
 use crate::failure::{Failure, OK, Outcome, PENDING};

@@ -174,17 +174,20 @@ impl std::fmt::Display for NoRoom {
         if !free.is_empty() {
             write!(f, " ({})", free.join(", "))?;
         }
-        f.write_str(
-            "; ports cannot be added to a running machine, give it more at its next start: for \
-             each `-device pcie-root-port,id=vnp1,chassis=31,slot=31` with numbers of its own, or \
-             in libvirt's XML `<controller type='pci' model='pcie-root-port'/>`",
+        write!(
+            f,
+            "; ports cannot be added to a running machine, give it more at its next start: for each {MORE_PORTS}"
         )
     }
 }
 
+/// How a machine gets one more port.
+pub(crate) const MORE_PORTS: &str = "`-device pcie-root-port,id=vnp1,chassis=31,slot=31` with numbers of its own, or \
+                                     in libvirt's XML `<controller type='pci' model='pcie-root-port'/>`";
 /// Slots of a conventional PCI bus.
 const SLOTS: u8 = 32;
-const PORT_TYPES: [&str; 3] = ["pcie-root-port", "ioh3420", "xio3130-downstream"];
+/// What one device can be plugged into while a q35 machine runs.
+pub(crate) const PORT_TYPES: [&str; 3] = ["pcie-root-port", "ioh3420", "xio3130-downstream"];
 
 #[cfg(test)]
 mod tests {
