@@ -43,8 +43,12 @@ pub struct Map {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum MapKind {
+    /// From keys of any bytes.
+    Hash = 1,
     /// Keys are `u32` below the number of entries.
     Array = 2,
+    /// As that, with a value for each CPU.
+    PerCpuArray = 6,
     /// An array of AF_XDP sockets.
     Sockets = 17,
 }

@@ -19,6 +19,7 @@ use crate::check::{self, Checked, Context, Unfit};
 use crate::emit::{Emitter, Places, function_signature};
 use crate::helpers::{FIRST_HANDLE, MapPlace};
 use crate::layout;
+use crate::per_cpu::Seats;
 
 /// A map that the kernel's instance and the daemon's share.
 #[derive(Debug)]
@@ -75,6 +76,8 @@ pub struct Code {
     pub(crate) area: u32,
     /// Where functions begin.
     pub(crate) functions: Vec<usize>,
+    /// Whoever runs it has one of these, for its maps per CPU.
+    pub(crate) seats: Option<Arc<Seats>>,
     /// Keeps the pages.
     _pages: Executable,
     bytes: usize,
@@ -131,7 +134,17 @@ impl Code {
         context: Context,
         maps: Vec<SharedMap>,
     ) -> Result<Arc<Self>, CodeError> {
-        Self::translate(insns, context, maps, true)
+        Self::translate(insns, context, maps, true, None)
+    }
+
+    /// As [`new`](Self::new), of a program whose instances have seats.
+    pub(crate) fn seated(
+        insns: &[Insn],
+        context: Context,
+        maps: Vec<SharedMap>,
+        seats: Option<Arc<Seats>>,
+    ) -> Result<Arc<Self>, CodeError> {
+        Self::translate(insns, context, maps, true, seats)
     }
 
     /// As [`new`](Self::new), without the cut of addresses: what confinement costs is measured with it.
@@ -147,7 +160,7 @@ impl Code {
         context: Context,
         maps: Vec<SharedMap>,
     ) -> Result<Arc<Self>, CodeError> {
-        Self::translate(insns, context, maps, false)
+        Self::translate(insns, context, maps, false, None)
     }
 
     fn translate(
@@ -155,6 +168,7 @@ impl Code {
         context: Context,
         maps: Vec<SharedMap>,
         is_confined: bool,
+        seats: Option<Arc<Seats>>,
     ) -> Result<Arc<Self>, CodeError> {
         let checked = check::check(insns, context)?;
         let (places, area) =
@@ -176,6 +190,7 @@ impl Code {
                 .map(|offset| pages.address(offset).as_ptr().addr())
                 .collect(),
             bytes: joined.len(),
+            seats,
             _pages: pages,
             maps,
         }))

@@ -32,6 +32,8 @@ pub(crate) struct Host {
     pub(crate) is_xdp: bool,
     /// Where the frame is to be sent, and how (`bpf_redirect`).
     pub(crate) redirect: Option<(u32, u64)>,
+    /// Which of the places of its own in maps per CPU it has.
+    pub(crate) seat: u32,
     /// The state of its random numbers.
     pub(crate) random: u64,
     /// Its maps, by handle.
@@ -67,6 +69,8 @@ pub(crate) const HELPERS: [HelperFn; Helper::COUNT] = {
     table[Helper::StoreBytes as usize] = store_bytes;
     table[Helper::L3Csum as usize] = l3_csum;
     table[Helper::L4Csum as usize] = l4_csum;
+    table[Helper::Delete as usize] = delete;
+    table[Helper::Seat as usize] = seat;
     table
 };
 
@@ -164,11 +168,15 @@ extern "C" fn update(host: *mut Host, map: u64, key: u64, value: u64, how: u64, 
     let Some(map) = host.map(map).filter(|map| !map.constant) else {
         return error(EINVAL);
     };
+    // BPF_ANY, BPF_NOEXIST, BPF_EXIST: there is no other.
+    if how > 2 {
+        return error(EINVAL);
+    }
     let Some(entry) = host.entry(map, key) else {
         return error(E2BIG);
     };
     // BPF_NOEXIST: all entries of an array exist.
-    if how & 3 == 1 {
+    if how == 1 {
         return error(EEXIST);
     }
     let len = map.value_bytes as usize;
@@ -181,6 +189,15 @@ extern "C" fn update(host: *mut Host, map: u64, key: u64, value: u64, how: u64, 
         }
         _ => error(EFAULT),
     }
+}
+
+/// Entries of arrays stay.
+extern "C" fn delete(_: *mut Host, _: u64, _: u64, _: u64, _: u64, _: u64) -> u64 {
+    error(EINVAL)
+}
+
+extern "C" fn seat(host: *mut Host, _: u64, _: u64, _: u64, _: u64, _: u64) -> u64 {
+    host!(host).seat.into()
 }
 
 extern "C" fn clock(_: *mut Host, _: u64, _: u64, _: u64, _: u64, _: u64) -> u64 {

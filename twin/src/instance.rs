@@ -9,6 +9,7 @@ use crate::check::Context;
 use crate::code::Code;
 use crate::helpers::{HELPERS, Host};
 use crate::layout::{CONTEXT, MAX_FRAME, PACKET, STACK_END};
+use crate::per_cpu::{Seat, Seats};
 
 /// `fn(host, frame pointer, r1, …, r5) -> r0`.
 type Entry = unsafe extern "C" fn(*mut Host, u64, u64, u64, u64, u64, u64) -> u64;
@@ -21,6 +22,7 @@ pub struct Instance {
     entry: Entry,
     code: Arc<Code>,
     aborted: u64,
+    _seat: Option<Seat>,
 }
 
 /// What a program is told of a frame beside its bytes.
@@ -59,6 +61,7 @@ impl Instance {
     pub fn new(code: &Arc<Code>) -> io::Result<Self> {
         let maps = code.places.iter().copied().zip(&code.maps);
         let area = Area::new(code.area, maps)?;
+        let seat = code.seats.as_ref().map(Seats::take).transpose()?;
         let first = code.functions.first().copied().unwrap_or_default();
         let host = Host {
             base: area.base(),
@@ -71,6 +74,7 @@ impl Instance {
             is_xdp: code.context == Context::Xdp,
             redirect: None,
             random: vnplug_os::event::random(),
+            seat: seat.as_ref().map_or(0, |seat| seat.number),
             maps: code.map_places(),
         };
         Ok(Self {
@@ -80,6 +84,7 @@ impl Instance {
             entry: unsafe { std::mem::transmute::<usize, Entry>(first) },
             code: Arc::clone(code),
             aborted: 0,
+            _seat: seat,
         })
     }
 

@@ -13,6 +13,7 @@
 //! ```
 //!
 //! - [`Object`]: what a compiler left (`clang -target bpf`, aya's).
+//! - Maps of other kinds than arrays are made of arrays, and functions that use them (`weave`).
 //! - [`Code`]: instructions as machine code; [`check`] says which the daemon can run.
 //! - [`Instance`]: an area of memory, and the program in it. Every access of the machine code lies in the area,
 //!   whatever the program does: addresses are numbers of bytes within it, and are cut to its size.
@@ -25,16 +26,19 @@ mod area;
 pub mod check;
 mod code;
 mod emit;
+mod hash;
 mod helpers;
 mod instance;
 mod layout;
 mod object;
+mod per_cpu;
 mod program;
 mod section;
+mod weave;
 
 pub use check::{Context, Unfit};
 pub use code::{Code, CodeError, SharedMap};
 pub use instance::{Instance, Meta, Run};
 pub use layout::MAX_FRAME;
-pub use object::{MapSpec, Object, ObjectError};
-pub use program::{Program, ProgramError};
+pub use object::{MapKind, MapSpec, Object, ObjectError};
+pub use program::{MapView, Program, ProgramError};

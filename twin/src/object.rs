@@ -9,10 +9,12 @@ use std::fmt;
 use std::os::fd::RawFd;
 
 use aya_obj::{EbpfSectionKind, Map, ProgramSection};
-use vnplug_os::bpf::Insn;
+use vnplug_os::bpf::{Insn, possible_cpus};
 
 use crate::check::Context;
+use crate::hash::{self, Layout};
 use crate::layout::{MAX_MAPS, lay_out};
+use crate::per_cpu;
 use crate::section::with_old_names;
 
 /// An object, and the program in it that was asked for.
@@ -33,6 +35,8 @@ pub struct Object {
 pub struct MapSpec {
     /// Its name; `.rodata`, `.data` and `.bss` are the program's variables.
     pub name: String,
+    /// What it is for the program.
+    pub kind: MapKind,
     /// Bytes of a value.
     pub value_bytes: u32,
     /// How many values.
@@ -41,15 +45,54 @@ pub struct MapSpec {
     pub constant: bool,
     /// It is the program's variables.
     pub is_variables: bool,
+    /// Where in a hash a key is depends on this.
+    pub(crate) seed: u64,
     /// What lies in it at the begin; nothing: zeroes.
     pub data: Vec<u8>,
 }
 
+/// What a map is for a program. In memory each is an array.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MapKind {
+    /// `BPF_MAP_TYPE_ARRAY`, or the program's variables.
+    Array,
+    /// `BPF_MAP_TYPE_PERCPU_ARRAY`
+    PerCpu,
+    /// `BPF_MAP_TYPE_HASH`
+    Hash {
+        /// Bytes of a key.
+        key_bytes: u32,
+    },
+}
+
 impl MapSpec {
+    /// The array that it is in memory: bytes of an entry, and entries.
+    pub(crate) fn in_memory(&self) -> (u32, u64) {
+        match self.kind {
+            MapKind::Array => (self.value_bytes, self.entries.into()),
+            MapKind::PerCpu => {
+                let each = per_cpu::places(cpus());
+                (self.value_bytes, u64::from(self.entries) * u64::from(each))
+            }
+            MapKind::Hash { key_bytes } => {
+                let layout = Layout::of(self, key_bytes);
+                (layout.bucket(), layout.array())
+            }
+        }
+    }
+
     /// Whether what lies in one is what another would find. Variables have no shape that could be compared: whichever a version
     /// has, they lie in one value.
     pub(crate) fn has_shape_of(&self, other: &Self) -> bool {
-        let shape = |it: &Self| (it.name.clone(), it.value_bytes, it.entries, it.constant);
+        let shape = |it: &Self| {
+            (
+                it.name.clone(),
+                it.kind,
+                it.value_bytes,
+                it.entries,
+                it.constant,
+            )
+        };
         !self.is_variables && !other.is_variables && shape(self) == shape(other)
     }
 }
@@ -101,8 +144,10 @@ impl Object {
             .map(|(name, map)| spec(name, map))
             .collect::<Result<Vec<_>, _>>()?;
         maps.sort_by(|a, b| a.name.cmp(&b.name));
-        let len =
-            |map: &MapSpec| u64::from(map.entries) * u64::from(map.value_bytes).next_multiple_of(8);
+        let len = |map: &MapSpec| {
+            let (bytes, entries) = map.in_memory();
+            entries * u64::from(bytes).next_multiple_of(8)
+        };
         let copied: u64 = maps.iter().filter(|map| map.constant).map(len).sum();
         if lay_out(maps.iter().map(len)).is_none() || copied > MAX_COPIED {
             let (all, copied) = (MAX_MAPS >> 20, MAX_COPIED >> 20);
@@ -193,33 +238,59 @@ fn choose(object: &aya_obj::Object, program: Option<&str>) -> Result<String, Obj
 
 fn spec(name: &str, map: &Map) -> Result<MapSpec, ObjectError> {
     let wrong = |why: String| Err(ObjectError(format!("map {name}: {why}")));
-    let kind = map.section_kind();
+    let section = map.section_kind();
     let is_data = matches!(
-        kind,
+        section,
         EbpfSectionKind::Bss | EbpfSectionKind::Data | EbpfSectionKind::Rodata
     );
-    if !is_data && map.map_type() != ARRAY {
-        return wrong(format!(
-            "is of type {}; programs that run in the daemon as well share BPF_MAP_TYPE_ARRAY, and the variables \
-             of the program",
-            map.map_type()
-        ));
-    }
+    let kind = match (is_data, map.map_type()) {
+        (true, _) | (_, ARRAY) => MapKind::Array,
+        (_, PERCPU_ARRAY) => MapKind::PerCpu,
+        (_, HASH) => MapKind::Hash {
+            key_bytes: map.key_size(),
+        },
+        (_, other) => {
+            return wrong(format!(
+                "is of type {other}; programs that run in the daemon as well share BPF_MAP_TYPE_ARRAY, _PERCPU_ARRAY and \
+                 _HASH, and the variables of the program"
+            ));
+        }
+    };
     let (value_bytes, entries) = match is_data {
         true => (map.data().len() as u32, 1),
         false => (map.value_size(), map.max_entries()),
     };
-    if !is_data && map.key_size() != 4 {
-        return wrong("keys of an array have 4 bytes".into());
+    let is_constant =
+        section == EbpfSectionKind::Rodata || map.map_flags() & READ_ONLY_PROGRAM != 0;
+    match kind {
+        MapKind::Hash { key_bytes } => {
+            let fits = (1..=hash::MAX_KEY).contains(&key_bytes) && value_bytes <= hash::MAX_VALUE;
+            if !fits || entries > MAX_KEYS {
+                return wrong(format!(
+                    "keys of a hash have at most {} bytes, values {}, and there are at most {MAX_KEYS}",
+                    hash::MAX_KEY,
+                    hash::MAX_VALUE
+                ));
+            }
+        }
+        _ if !is_data && map.key_size() != 4 => {
+            return wrong("keys of an array have 4 bytes".into());
+        }
+        _ => {}
+    }
+    if kind != MapKind::Array && is_constant {
+        return wrong("only arrays can be read alone by programs".into());
     }
     if value_bytes == 0 || entries == 0 {
         return wrong("has no room for a value".into());
     }
     Ok(MapSpec {
         name: name.to_owned(),
+        kind,
+        seed: vnplug_os::event::random(),
         value_bytes,
         entries,
-        constant: kind == EbpfSectionKind::Rodata || map.map_flags() & READ_ONLY_PROGRAM != 0,
+        constant: is_constant,
         is_variables: is_data,
         data: match is_data {
             true => map.data().to_vec(),
@@ -230,7 +301,18 @@ fn spec(name: &str, map: &Map) -> Result<MapSpec, ObjectError> {
 
 /// The most of maps that programs only read: each instance has a copy.
 const MAX_COPIED: u64 = 16 << 20;
+/// How many CPUs this machine may have.
+fn cpus() -> u32 {
+    possible_cpus().map_or(1, |cpus| cpus as u32)
+}
+
+/// The most keys of a hash.
+const MAX_KEYS: u32 = 1 << 22;
+/// `BPF_MAP_TYPE_HASH`
+const HASH: u32 = 1;
 /// `BPF_MAP_TYPE_ARRAY`
 const ARRAY: u32 = 2;
+/// `BPF_MAP_TYPE_PERCPU_ARRAY`
+const PERCPU_ARRAY: u32 = 6;
 /// `BPF_F_RDONLY_PROG`
 const READ_ONLY_PROGRAM: u32 = 1 << 7;

@@ -7,10 +7,13 @@ use std::sync::Arc;
 
 use vnplug_os::bpf::{self, Array, Insn, LoadError, ProgramKind};
 
-use crate::check::Context;
+use crate::check::{Context, check};
 use crate::code::{Code, CodeError, SharedMap};
+use crate::hash::Layout;
 use crate::instance::Instance;
-use crate::object::{MapSpec, Object, ObjectError};
+use crate::object::{MapKind, MapSpec, Object, ObjectError};
+use crate::per_cpu::Seats;
+use crate::weave::{Side, weave};
 
 /// One program, for any number of instances. It and its maps go with the last of them.
 #[derive(Debug)]
@@ -22,6 +25,28 @@ pub struct Program {
     insns: Vec<Insn>,
     frags: bool,
     maps: Vec<(MapSpec, Array)>,
+    seats: Arc<Seats>,
+}
+
+/// How what lies in a map is told: values one after the other.
+#[derive(Debug, Clone, Copy)]
+pub struct MapView {
+    /// Bytes of each.
+    pub bytes: u32,
+    /// How many.
+    pub entries: u32,
+    layout: Option<Layout>,
+    stride: u32,
+}
+
+impl MapView {
+    /// Where a value begins, for [`Instance::read_map`].
+    pub fn place(&self, entry: u32) -> u64 {
+        match self.layout {
+            Some(layout) => layout.place(entry),
+            None => u64::from(entry) * u64::from(self.stride),
+        }
+    }
 }
 
 /// Why there is no such program.
@@ -77,17 +102,18 @@ impl Program {
         let kept = |spec: &MapSpec| {
             let maps = before.map_or(&[][..], |before| &before.maps);
             let same = maps.iter().find(|(it, _)| it.has_shape_of(spec));
-            same.map(|(_, array)| array.try_clone())
+            same.map(|(spec, array)| Ok((spec.clone(), array.try_clone()?)))
         };
+        let new = |spec: &MapSpec| Ok((spec.clone(), make(spec)?));
         let maps = object
             .maps
             .iter()
-            .map(|spec| match kept(spec).unwrap_or_else(|| make(spec)) {
-                Ok(array) => Ok((spec.clone(), array)),
-                Err(cause) => Err(ProgramError::Map {
+            .map(|spec| {
+                let made: io::Result<_> = kept(spec).unwrap_or_else(|| new(spec));
+                made.map_err(|cause| ProgramError::Map {
                     name: spec.name.clone(),
                     cause,
-                }),
+                })
             })
             .collect::<Result<Vec<_>, _>>()?;
         let descriptor = |name: &str| {
@@ -95,7 +121,8 @@ impl Program {
             found.map(|(_, array)| array.number())
         };
         let insns = object.link(descriptor).map_err(ProgramError::Object)?;
-        Self::from_parts(name, object, insns, maps)
+        let seats = before.map(|before| Arc::clone(&before.seats));
+        Self::from_parts(name, object, insns, maps, seats.unwrap_or_default())
     }
 
     fn from_parts(
@@ -103,7 +130,20 @@ impl Program {
         object: &Object,
         insns: Vec<Insn>,
         maps: Vec<(MapSpec, Array)>,
+        seats: Arc<Seats>,
     ) -> Result<Self, ProgramError> {
+        let unfit = |why| ProgramError::Code(CodeError::Unfit(why));
+        let both = |side| {
+            // What has arrays alone is for the verifier first, whose words are better.
+            if maps.iter().all(|(spec, _)| spec.kind == MapKind::Array) {
+                return Ok(insns.clone());
+            }
+            let checked = check(&insns, object.context)?;
+            let maps: Vec<_> = maps.iter().map(|(spec, array)| (spec, array)).collect();
+            weave(&insns, &checked, &maps, side)
+        };
+        let (theirs, ours) = (both(Side::Kernel), both(Side::Daemon));
+        let (insns, ours) = (theirs.map_err(unfit)?, ours.map_err(unfit)?);
         let license = object.license();
         let kernel = verify(
             object.context,
@@ -118,7 +158,10 @@ impl Program {
             .map(|(spec, array)| SharedMap::new(array, spec.constant))
             .collect::<io::Result<Vec<_>>>()
             .map_err(|why| ProgramError::Code(CodeError::System(why)))?;
-        let code = Code::new(&insns, object.context, shared).map_err(ProgramError::Code)?;
+        let has_seats = maps.iter().any(|(spec, _)| spec.kind == MapKind::PerCpu);
+        let seated = has_seats.then(|| Arc::clone(&seats));
+        let code = Code::seated(&ours, object.context, shared, seated);
+        let code = code.map_err(ProgramError::Code)?;
         Ok(Self {
             name: name.to_owned(),
             kernel,
@@ -126,6 +169,7 @@ impl Program {
             insns,
             frags: object.frags,
             maps,
+            seats,
         })
     }
 
@@ -157,6 +201,28 @@ impl Program {
         Instance::new(&self.code)
     }
 
+    /// How what lies in a map is told, by its place among [`maps`](Self::maps).
+    pub fn view(&self, map: usize) -> Option<MapView> {
+        let (spec, array) = self.maps.get(map)?;
+        Some(match spec.kind {
+            MapKind::Array | MapKind::PerCpu => MapView {
+                bytes: spec.value_bytes,
+                entries: array.entries(),
+                layout: None,
+                stride: array.stride(),
+            },
+            MapKind::Hash { key_bytes } => {
+                let layout = Layout::of(spec, key_bytes);
+                MapView {
+                    bytes: layout.slot(),
+                    entries: layout.slots(),
+                    layout: Some(layout),
+                    stride: layout.slot(),
+                }
+            }
+        })
+    }
+
     /// Its maps, in the order in which [`Instance::read_map`] counts them.
     pub fn maps(&self) -> &[(MapSpec, Array)] {
         &self.maps
@@ -164,7 +230,9 @@ impl Program {
 }
 
 fn make(spec: &MapSpec) -> io::Result<Array> {
-    let array = Array::create(&spec.name, spec.value_bytes, spec.entries, spec.constant)?;
+    let (bytes, entries) = spec.in_memory();
+    let entries = u32::try_from(entries).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let array = Array::create(&spec.name, bytes, entries, spec.constant)?;
     if !spec.data.is_empty() {
         array.set(0, &spec.data)?;
     }

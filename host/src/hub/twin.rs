@@ -275,12 +275,16 @@ impl Twin {
             runs: self.held.iter().map(|held| held.told.clone()).collect(),
             id: self.program.kernel().id().unwrap_or_default(),
             maps: maps
-                .map(|(spec, array)| ProgramMap {
-                    name: spec.name.clone(),
-                    id: array.id().unwrap_or_default(),
-                    value_bytes: spec.value_bytes,
-                    entries: spec.entries,
-                    constant: spec.constant,
+                .enumerate()
+                .map(|(at, (spec, array))| {
+                    let view = self.program.view(at);
+                    ProgramMap {
+                        name: spec.name.clone(),
+                        id: array.id().unwrap_or_default(),
+                        value_bytes: view.map_or(0, |view| view.bytes),
+                        entries: view.map_or(0, |view| view.entries),
+                        constant: spec.constant,
+                    }
                 })
                 .collect(),
             ports,
@@ -308,23 +312,22 @@ impl Twin {
             Refusal::new(code::NOT_FOUND, what)
         };
         let at = at.ok_or_else(none)?;
-        let (spec, array) = &self.program.maps()[at];
-        let (each, stride) = (spec.value_bytes as usize, u64::from(array.stride()));
+        let view = self.program.view(at).ok_or_else(none)?;
+        let each = view.bytes as usize;
         if each > MAX_VALUES {
             let what = format!("a value of {each} bytes does not fit an answer of {MAX_VALUES}");
             return Err(Refusal::new(code::INVALID, what));
         }
-        let end = first.saturating_add(count).min(spec.entries);
+        let end = first.saturating_add(count).min(view.entries);
         let most = (MAX_VALUES / each) as u32;
         let end = end.min(first.saturating_add(most));
         let mut bytes = Vec::new();
         let mut value = vec![0; each];
         for entry in first..end.max(first) {
-            self.reader
-                .read_map(at, u64::from(entry) * stride, &mut value);
+            self.reader.read_map(at, view.place(entry), &mut value);
             bytes.extend_from_slice(&value);
         }
-        Ok((spec.value_bytes, spec.entries, bytes))
+        Ok((view.bytes, view.entries, bytes))
     }
 
     /// The instance for a queue.
