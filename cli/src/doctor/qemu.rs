@@ -84,7 +84,10 @@ fn max_memory(machine: &Machine) -> Finding {
     };
     let told = vms.iter().map(|it| match &it.max_memory {
         Some(most) => format!("{}: memory can be plugged up to {most}", it.name),
-        None => format!("{}: no maxmem, so no memory can be plugged", it.name),
+        None => format!(
+            "{}: no maxmem: no DIMM and no pmem; attach needs none",
+            it.name
+        ),
     });
     Finding::ok(told.collect::<Vec<_>>().join("; "))
 }
