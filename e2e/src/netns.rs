@@ -35,9 +35,26 @@ impl Netns {
     /// [`LabError::Command`] with what `ip` says, for example without root.
     pub fn new() -> Result<Self> {
         let name = owner::unique_name();
-        ip(&["netns", "add", &name])?;
         let netns = Self { name };
-        netns.enter(|| {
+        netns.make()?;
+        Ok(netns)
+    }
+
+    /// Removes it; its name stays for [`make`](Self::make).
+    ///
+    /// # Errors
+    /// [`LabError::Command`].
+    pub fn remove(&self) -> Result<()> {
+        ip(&["netns", "delete", &self.name]).map(drop)
+    }
+
+    /// Makes it after it was removed.
+    ///
+    /// # Errors
+    /// As of [`new`](Self::new).
+    pub fn make(&self) -> Result<()> {
+        ip(&["netns", "add", &self.name])?;
+        self.enter(|| {
             for scope in ["all", "default"] {
                 let path = format!("/proc/sys/net/ipv6/conf/{scope}/disable_ipv6");
                 // A kernel without IPv6 has no such file, and no stray packets of it either.
@@ -47,8 +64,7 @@ impl Netns {
             }
             Ok(())
         })??;
-        netns.ip(&["link", "set", "lo", "up"])?;
-        Ok(netns)
+        self.ip(&["link", "set", "lo", "up"]).map(drop)
     }
 
     /// The name, as `ip netns` knows it and guests' configurations want it.

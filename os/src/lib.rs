@@ -5,8 +5,8 @@
 //! - Sockets that receive a wire: [`packet`], [`xdp`], and the kernel programs below them, [`bpf`].
 //! - Peers: [`socket`], [`closer`] (closes what a peer can make slow to close), [`noise`] (how
 //!   much a peer can make us log).
-//! - The process: [`privileges`], [`signals`], [`service`] (what a service manager is told), [`event`],
-//!   [`interface`], [`prefetch`], and memory for machine code ([`executable`]).
+//! - The process: [`privileges`], [`namespace`], [`signals`], [`service`] (what a service manager is told), [`event`],
+//!   [`interface`], [`links`] and [`netlink`] (what interfaces there are), [`prefetch`], and memory for machine code ([`executable`]).
 
 pub mod bpf;
 pub mod closer;
@@ -15,8 +15,11 @@ pub mod event;
 pub mod executable;
 pub mod fair;
 pub mod interface;
+pub mod links;
 pub mod mappings;
 pub mod memory;
+pub mod namespace;
+pub mod netlink;
 pub mod noise;
 pub mod packet;
 pub mod packet_file;

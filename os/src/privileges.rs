@@ -5,6 +5,7 @@
 //! | start | open the configured sources, make directories, raise limits | serve anyone |
 //! | [`drop_all_but`] | keep `CAP_NET_RAW` (an interface that comes back is opened again), for AF_XDP `CAP_IPC_LOCK` (packet memory is locked memory), for early drop `CAP_BPF` | gain anything by exec, change owner, mount, trace |
 //! | [`keep_only`] | `vnplug-early`: `CAP_BPF`, to have the kernel verify filters, and for those of AF_XDP sources with `early=yes` `CAP_NET_ADMIN`; `vnplug-programs`: both, to load operators' programs; all others: the rest | load programs anywhere else |
+//! | [`keep_only`] | `vnplug-netns`, if a source names a network namespace: `CAP_SYS_ADMIN`, to have short-lived threads enter it | do anything but start them |
 #![expect(
     unsafe_code,
     reason = "capset and prctl have no safe wrapper that sets all sets at once"
@@ -22,6 +23,8 @@ pub enum Keep {
     NetRaw = 13,
     /// `CAP_IPC_LOCK`: locked memory without limit.
     IpcLock = 14,
+    /// `CAP_SYS_ADMIN`: enters other network namespaces, and does much else.
+    SysAdmin = 21,
     /// `CAP_BPF`: loads filters into the kernel (Linux ≥ 5.8).
     Bpf = 39,
 }

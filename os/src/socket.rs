@@ -8,6 +8,7 @@ use std::io::IoSliceMut;
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -126,6 +127,8 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Heard> {
 
 /// Connections that wait to be accepted, as the standard library has it.
 const WAITING: i32 = 4096;
+/// Held while the process' mask for new files is another one: it has only one for all threads.
+static MASKING: Mutex<()> = Mutex::new(());
 /// Whether an out-of-band byte is there, which may bring descriptors that no reader gets to see.
 ///
 /// # Errors
@@ -186,9 +189,11 @@ pub fn listen_for(path: &Path, mode: u32, kind: SocketType) -> io::Result<OwnedF
         |error: Errno| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     let listener = socket_with(AddressFamily::UNIX, kind, flags, None).map_err(in_path)?;
     let address = SocketAddrUnix::new(path).map_err(in_path)?;
+    let masking = MASKING.lock().unwrap_or_else(PoisonError::into_inner);
     let mask = rustix::process::umask(rustix::fs::Mode::from_bits_truncate(!mode & 0o777));
     let bound = bind(&listener, &address);
     rustix::process::umask(mask);
+    drop(masking);
     bound.map_err(in_path)?;
     rustix::net::listen(&listener, WAITING).map_err(in_path)?;
     // A directory's default access list goes before the mask.

@@ -1,9 +1,11 @@
-//! A queue of an interface that is not there yet.
+//! A queue of an interface that is not there yet, or of a network namespace that may go.
 //!
-//! It looks for the interface by name, as a queue does whose interface was deleted, and from then on it is the packet queue.
+//! It looks for the interface by name, as a queue does whose interface was deleted, and from then on it is the packet queue. If
+//! that is in a network namespace of its own, it looks whether that is still the one of that name; if not it lets go of the
+//! interface, so that the namespace can end, and looks again.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use vnplug_os::interface::Link;
 use vnplug_ring::offload::Offload;
@@ -28,31 +30,52 @@ pub(super) struct Awaited {
     early: Option<Box<Loaded>>,
     /// Why it could not be received, though it is there, as the log has it.
     told: String,
+    /// Of queues that are over, without what the kernel's filter dropped.
+    before: Option<QueueCounters>,
+    /// When it is looked whether the namespace is the same.
+    check_at: Instant,
+    /// When a queue is let go whose namespace is another one.
+    leave_at: Option<Instant>,
 }
 
 impl Awaited {
     pub(super) fn new(opener: Arc<Opener>) -> Self {
+        // Loopback is the only interface that takes another filter, and it is always there.
+        let seat = opener.seat(Link {
+            index: 0,
+            hardware: libc::ARPHRD_ETHER,
+            mac: [0; 6],
+            mtu: 0,
+            up: false,
+            running: false,
+        });
+        Self::with(opener, seat, None)
+    }
+
+    /// Whose interface is there already.
+    pub(super) fn found(queue: PacketQueue) -> Self {
+        let opener = Arc::clone(queue.opener());
+        Self::with(opener, EarlyDrop::seat(&queue), Some(queue))
+    }
+
+    fn with(opener: Arc<Opener>, seat: Result<Seat, String>, found: Option<PacketQueue>) -> Self {
+        let now = Instant::now();
         Self {
-            // Loopback is the only interface that takes another filter, and it is always there.
-            seat: opener.seat(Link {
-                index: 0,
-                hardware: libc::ARPHRD_ETHER,
-                mac: [0; 6],
-                mtu: 0,
-                up: false,
-                running: false,
-            }),
             opener,
-            found: None,
-            retry: Retry::at(Instant::now()),
+            found,
+            retry: Retry::at(now),
+            seat,
             early: None,
             told: String::new(),
+            before: None,
+            check_at: now + CHECK,
+            leave_at: None,
         }
     }
 
     fn look(&mut self) {
         let now = Instant::now();
-        if !self.retry.is_due(now) {
+        if !self.retry.is_due(now) || !self.may_return() {
             return;
         }
         let name = &self.opener.config().interface;
@@ -60,8 +83,13 @@ impl Awaited {
             Ok(mut queue) => {
                 // For when the interface is made again.
                 queue.early = self.early.take();
+                if self.before.is_some() {
+                    queue.follows();
+                }
                 log::info!(target: "source", "interface {name:?} is there");
+                self.told.clear();
                 self.found = Some(queue);
+                self.check_at = now + CHECK;
                 return;
             }
             // It is not there.
@@ -92,6 +120,40 @@ impl Awaited {
         let (opener, seat) = (Arc::clone(&self.opener), self.seat.clone());
         Ok(PacketQueue::with_seat(opener, bound, seat))
     }
+
+    /// Whether there may be something yet.
+    fn may_return(&self) -> bool {
+        let namespace = self.opener.config().namespace.as_ref();
+        self.before.is_none() || namespace.is_none_or(|it| it.may_return())
+    }
+
+    /// Lets go of a queue whose namespace is gone, or is another one by that name.
+    fn check(&mut self) {
+        let config = self.opener.config();
+        let (Some(namespace), Some(queue)) = (&config.namespace, &self.found) else {
+            return;
+        };
+        let now = Instant::now();
+        if now >= self.check_at {
+            self.check_at = now + CHECK;
+            if self.leave_at.is_none() && namespace.id() != queue.namespace() {
+                let (name, interface) = (namespace.name(), &config.interface);
+                log::warn!(target: "source", "network namespace {name:?} is gone, and with it interface {interface:?}");
+                // The last frames come when their block's time is over.
+                let drain = 2 * Duration::from_millis(config.block_timeout_ms.into());
+                self.leave_at = Some(now + drain + DRAIN_MARGIN);
+            }
+        }
+        if self.leave_at.is_some_and(|at| now >= at)
+            && let Some(queue) = self.found.take()
+        {
+            self.leave_at = None;
+            let (counters, early) = queue.close();
+            self.before.get_or_insert_default().add(&counters);
+            self.early = early;
+            self.retry = Retry::at(now);
+        }
+    }
 }
 
 impl Queue for Awaited {
@@ -103,25 +165,50 @@ impl Queue for Awaited {
     }
 
     fn arm(&mut self) -> Wake<'_> {
+        let may_return = self.may_return();
+        let check = self.opener.config().namespace.as_ref().map(|_| {
+            let at = self.leave_at.unwrap_or(self.check_at).min(self.check_at);
+            at.saturating_duration_since(Instant::now()).max(MIN_PAUSE)
+        });
         match &mut self.found {
-            Some(queue) => queue.arm(),
+            Some(queue) => {
+                let wake = queue.arm();
+                let within = [wake.within, check].into_iter().flatten().min();
+                Wake { within, ..wake }
+            }
             None => Wake {
                 fds: [None, None],
-                within: Some(self.retry.patience()),
+                within: may_return.then(|| self.retry.patience()),
             },
         }
     }
 
     fn woke(&mut self, seen: Seen) {
         match &mut self.found {
-            Some(queue) => queue.woke(seen),
+            Some(queue) => {
+                queue.woke(seen);
+                self.check();
+            }
             None => self.look(),
         }
     }
 
     fn counters(&mut self) -> QueueCounters {
-        let found = self.found.as_mut();
-        found.map(Queue::counters).unwrap_or_default()
+        let mut counters = match &mut self.found {
+            Some(queue) => queue.counters(),
+            None => {
+                let early = self.seat.as_ref().map_or(0, Seat::dropped);
+                QueueCounters {
+                    seen: early,
+                    early,
+                    ..QueueCounters::default()
+                }
+            }
+        };
+        if let Some(before) = &self.before {
+            counters.add(before);
+        }
+        counters
     }
 
     fn is_pressed(&self) -> bool {
@@ -129,7 +216,11 @@ impl Queue for Awaited {
     }
 
     fn state(&self) -> &'static str {
-        self.found.as_ref().map_or("missing", Queue::state)
+        match (&self.found, &self.before) {
+            (Some(queue), _) => queue.state(),
+            (None, Some(_)) => "gone",
+            (None, None) => "missing",
+        }
     }
 
     fn transmitter(&mut self) -> Option<&mut dyn Transmitter> {
@@ -175,3 +266,9 @@ impl Transmitter for Awaited {
         Flushed::default()
     }
 }
+
+/// How often it is looked whether a namespace is the same.
+const CHECK: Duration = Duration::from_millis(500);
+const MIN_PAUSE: Duration = Duration::from_millis(1);
+/// Added to twice the block timeout: older kernels keep it in ticks of up to 10 ms.
+const DRAIN_MARGIN: Duration = Duration::from_millis(30);

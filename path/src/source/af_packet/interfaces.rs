@@ -1,9 +1,12 @@
 //! Which interfaces there are, and facts about one of them.
 
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use super::Namespace;
 use crate::source::SourceError;
 use vnplug_os::interface;
 use vnplug_os::interface::Link;
@@ -53,8 +56,16 @@ pub fn interfaces() -> Result<Vec<InterfaceInfo>, SourceError> {
 #[derive(Debug)]
 pub struct Interface {
     name: String,
-    /// Asks in the network namespace where it was made.
-    socket: OwnedFd,
+    asks: Asks,
+}
+
+/// By which socket it is asked about.
+#[derive(Debug)]
+enum Asks {
+    /// One of the network namespace where it was made.
+    Here(OwnedFd),
+    /// One that is in another namespace while that is there.
+    There(Arc<Namespace>),
 }
 
 /// Facts about an interface.
@@ -78,8 +89,21 @@ impl Interface {
             any_socket().map_err(|cause| SourceError::io("cannot ask about interfaces", cause))?;
         Ok(Self {
             name: name.into(),
-            socket,
+            asks: Asks::Here(socket),
         })
+    }
+
+    /// The interface of this name in that network namespace, while a source is in it.
+    pub fn within(namespace: Arc<Namespace>, name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            asks: Asks::There(namespace),
+        }
+    }
+
+    /// Whether it is in the network namespace where it was made.
+    pub fn is_here(&self) -> bool {
+        matches!(self.asks, Asks::Here(_))
     }
 
     /// Its name.
@@ -89,19 +113,39 @@ impl Interface {
 
     /// Whether there is one of that name now.
     pub fn is_there(&self) -> bool {
-        interface::link(&self.socket, &self.name).is_ok()
+        self.link().is_ok()
+    }
+
+    /// Its number, while there is one of that name.
+    pub fn index(&self) -> Option<u32> {
+        self.link().ok().map(|link| link.index.cast_unsigned())
+    }
+
+    fn link(&self) -> io::Result<Link> {
+        self.ask(|socket| interface::link(socket, &self.name))
+    }
+
+    fn ask<T>(&self, ask: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> {
+        match &self.asks {
+            Asks::Here(socket) => ask(socket.as_fd()),
+            Asks::There(namespace) => {
+                let asked = namespace.ask(ask);
+                asked.unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))
+            }
+        }
     }
 
     /// What is known now; nothing while there is no interface of that name.
     pub fn facts(&self) -> Facts {
-        let Ok(link) = interface::link(&self.socket, &self.name) else {
-            return Facts::default();
-        };
-        Facts {
-            mtu: link.mtu,
-            speed_mbps: interface::speed_mbps(&self.socket, &self.name).unwrap_or(0),
-            mac: mac(&link).unwrap_or_default(),
-        }
+        let facts = self.ask(|socket| {
+            let link = interface::link(socket, &self.name)?;
+            Ok(Facts {
+                mtu: link.mtu,
+                speed_mbps: interface::speed_mbps(socket, &self.name).unwrap_or(0),
+                mac: mac(&link).unwrap_or_default(),
+            })
+        });
+        facts.unwrap_or_default()
     }
 }
 
@@ -109,7 +153,8 @@ fn mac(link: &Link) -> Option<[u8; 6]> {
     (link.hardware == libc::ARPHRD_ETHER).then_some(link.mac)
 }
 
-fn any_socket() -> std::io::Result<OwnedFd> {
+/// A socket of the calling thread's network namespace.
+pub(super) fn any_socket() -> std::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
     Ok(socket)

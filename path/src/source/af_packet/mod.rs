@@ -32,6 +32,7 @@ mod awaited;
 mod block;
 mod interfaces;
 mod load;
+mod namespace;
 mod outbox;
 mod queue;
 mod rings;
@@ -40,6 +41,7 @@ mod socket;
 use std::sync::Arc;
 
 pub use interfaces::{Facts, Interface, InterfaceInfo, interfaces};
+pub use namespace::Namespace;
 use vnplug_os::bpf::Program;
 use vnplug_ring::layout::MAX_SNAPLEN;
 
@@ -61,8 +63,10 @@ pub enum Direction {
 /// How to receive from an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AfPacketConfig {
-    /// The interface's name in this network namespace.
+    /// The interface's name in its network namespace.
     pub interface: String,
+    /// The network namespace, if it is not that of the calling threads.
+    pub namespace: Option<Arc<Namespace>>,
     /// Which frames.
     pub direction: Direction,
     /// Also frames addressed to other stations.
@@ -122,6 +126,7 @@ impl AfPacketConfig {
     pub fn new(interface: impl Into<String>) -> Self {
         Self {
             interface: interface.into(),
+            namespace: None,
             direction: Direction::Both,
             promiscuous: true,
             queues: 1,
@@ -176,11 +181,15 @@ impl AfPacketConfig {
 /// Whether the kernel can say of super-frames of TCP and UDP what they are, and takes both; older ones
 /// (before Linux 6.2) know those of TCP.
 pub fn tells_of_super_frames() -> bool {
+    kernel() >= (6, 2)
+}
+
+/// The kernel's version, as far as it says one.
+fn kernel() -> (u32, u32) {
     let system = rustix::system::uname();
     let release = system.release().to_string_lossy();
     let mut numbers = release.split(['.', '-']).map_while(|it| it.parse().ok());
-    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    version >= (6, 2)
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 /// The most queues of an interface.
@@ -212,7 +221,7 @@ impl AfPacket {
     /// Starts to receive; gives one [`Queue`] for each of `config.queues`.
     ///
     /// An interface that goes down, or is deleted and made again, does not end a queue: it goes on
-    /// when the interface is back (found by name, in the network namespace of the thread that
+    /// when the interface is back (found by name, in the configuration's network namespace or that of the thread that
     /// calls [`Queue::woke`]).
     ///
     /// # Errors
@@ -229,10 +238,13 @@ impl AfPacket {
         for bound in &queues {
             opener.start(bound)?;
         }
-        Ok(queues
-            .into_iter()
-            .map(|bound| Box::new(queue::PacketQueue::new(Arc::clone(&opener), bound)) as Box<_>)
-            .collect())
+        let queue = |bound| queue::PacketQueue::new(Arc::clone(&opener), bound);
+        let queue = |bound| match opener.config().namespace {
+            None => Box::new(queue(bound)) as Box<_>,
+            // Which may go, and another one come.
+            Some(_) => Box::new(awaited::Awaited::found(queue(bound))) as Box<_>,
+        };
+        Ok(queues.into_iter().map(queue).collect())
     }
 }
 

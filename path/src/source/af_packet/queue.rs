@@ -30,6 +30,7 @@ use crate::source::{
 use vnplug_frame::{Frame, MAX_BATCH, recycle};
 use vnplug_os::interface;
 use vnplug_os::interface::Link;
+use vnplug_os::namespace::Id;
 
 /// Packet sockets with their rings.
 #[derive(Debug)]
@@ -39,6 +40,7 @@ pub(super) struct PacketQueue {
     /// Always empty between calls; keeps its memory.
     batch: Vec<Frame<'static>>,
     bound: Link,
+    namespace: Option<Id>,
     link: LinkState,
     seat: Result<Seat, String>,
     /// What the kernel passes, if that is not everything.
@@ -63,6 +65,7 @@ impl PacketQueue {
         let mut queue = Self {
             opener,
             bound: bound.link,
+            namespace: bound.namespace,
             seat,
             early: None,
             link: LinkState::Up,
@@ -168,6 +171,7 @@ impl PacketQueue {
                 // What still lies in the old rings goes with them.
                 self.counters.dropped += self.rings.waiting();
                 self.bound = bound.link;
+                self.namespace = bound.namespace;
                 self.rings = bound.rings;
                 self.settle(bound.link.up);
                 self.counters.rebinds += 1;
@@ -190,6 +194,31 @@ impl PacketQueue {
         // Everything is more than what was wanted, but never too little.
         filtered.or_else(|_| self.opener.start(&bound))?;
         Ok(bound)
+    }
+
+    /// The network namespace in which it is, if it is not the thread's.
+    pub(super) fn namespace(&self) -> Option<Id> {
+        self.namespace
+    }
+
+    /// For who goes on when this is over.
+    pub(super) fn opener(&self) -> &Arc<Opener> {
+        &self.opener
+    }
+
+    /// Lets go of the interface. What it counted but for what the kernel's filter dropped, and that filter.
+    pub(super) fn close(mut self) -> (QueueCounters, Option<Box<Loaded>>) {
+        self.take_statistics();
+        // What still lies in the rings goes with them.
+        let counters = &mut self.counters;
+        counters.dropped = counters.seen.saturating_sub(counters.shown + self.read);
+        (self.counters, self.early)
+    }
+
+    /// There was another one before, and frames may have passed between.
+    pub(super) fn follows(&mut self) {
+        self.counters.rebinds += 1;
+        self.mark |= flags::SOURCE_LOSS;
     }
 
     /// The longest sleep before the interface must be looked at again.

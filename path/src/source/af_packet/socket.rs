@@ -5,17 +5,19 @@
 //! interfaces nor twice. A queue has one such socket, or two with a reserve ([`rings`](super::rings)).
 
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use libc::{c_int, sock_filter};
 
 use super::rings::{Rings, Shares};
-use super::{AfPacketConfig, Direction, is_capturable};
+use super::{AfPacketConfig, Direction, is_capturable, kernel};
 use crate::source::SourceError;
 use crate::source::early::{Loaded, Seat};
 use vnplug_filter::ebpf::SocketShape;
 use vnplug_os::interface;
 use vnplug_os::interface::Link;
+use vnplug_os::namespace::Id;
 use vnplug_os::packet::{Ring, RingShape, Socket};
 
 /// Opens sockets of one configuration; shared by the queues of an interface.
@@ -24,6 +26,8 @@ pub(super) struct Opener {
     config: AfPacketConfig,
     /// The fanout group's id, once there is one.
     group: Mutex<Option<u16>>,
+    /// Whether the kernel takes sockets of an interface that is down into a group (Linux ≥ 6.10).
+    groups_down: bool,
 }
 
 /// A queue's rings, bound to an interface.
@@ -31,6 +35,8 @@ pub(super) struct Opener {
 pub(super) struct Bound {
     pub(super) rings: Rings,
     pub(super) link: Link,
+    /// Where, if the configuration names a network namespace.
+    pub(super) namespace: Option<Id>,
 }
 
 impl Opener {
@@ -38,6 +44,7 @@ impl Opener {
         Self {
             config,
             group: Mutex::new(None),
+            groups_down: kernel() >= (6, 10),
         }
     }
 
@@ -46,7 +53,20 @@ impl Opener {
     }
 
     /// Opens the sockets of one queue with their rings, deaf until [`start`](Self::start).
-    pub(super) fn open(&self) -> Result<Bound, SourceError> {
+    pub(super) fn open(self: &Arc<Self>) -> Result<Bound, SourceError> {
+        let Some(namespace) = &self.config.namespace else {
+            return self.open_here();
+        };
+        let own = Arc::clone(self);
+        let (bound, id) = namespace.within(move || own.open_here())?;
+        Ok(Bound {
+            namespace: Some(id),
+            ..bound?
+        })
+    }
+
+    /// As [`open`](Self::open), in the calling thread's network namespace.
+    fn open_here(&self) -> Result<Bound, SourceError> {
         let name = self.config.interface.as_str();
         let socket = Socket::open().map_err(cannot_open)?;
         let link = self.link(&socket)?;
@@ -57,6 +77,10 @@ impl Opener {
                 hardware_name(link.hardware),
                 link.hardware
             )));
+        }
+        // Asked first, because a ring is expensive, and this is asked again until the interface is up.
+        if self.config.queues > 1 && !link.up && !self.groups_down {
+            return Err(SourceError::new(is_down(name)));
         }
         let shares = self.config.shares();
         let whole = RingShape {
@@ -74,11 +98,7 @@ impl Opener {
         if self.config.queues > 1 {
             self.join(socket).map_err(|cause| match link.up {
                 true => self.failed("join the queues' fanout group")(cause),
-                // Kernels before 6.10 let only running sockets join.
-                false => SourceError::io(
-                    format!("interface {name:?} is down; bring it up first: ip link set {name} up"),
-                    cause,
-                ),
+                false => SourceError::io(is_down(name), cause),
             })?;
         }
         let reserve = shares.and_then(|shares| {
@@ -90,7 +110,11 @@ impl Opener {
                 .ok()
         });
         let rings = Rings::new(main, reserve, self.config.offload);
-        Ok(Bound { rings, link })
+        Ok(Bound {
+            rings,
+            link,
+            namespace: None,
+        })
     }
 
     /// Gives a socket its ring and binds it.
@@ -201,16 +225,32 @@ impl Opener {
     }
 
     /// Whether there is an interface of that name now.
-    pub(super) fn is_there(&self) -> Result<bool, SourceError> {
-        let socket = Socket::open().map_err(cannot_open)?;
-        match interface::link(&socket, &self.config.interface) {
+    pub(super) fn is_there(self: &Arc<Self>) -> Result<bool, SourceError> {
+        let Some(namespace) = &self.config.namespace else {
+            return self.is_here(&Socket::open().map_err(cannot_open)?);
+        };
+        if namespace.id().is_none() {
+            return Ok(false);
+        }
+        if let Some(is_there) = namespace.ask(|socket| self.is_here(&socket)) {
+            return is_there;
+        }
+        // Whoever may not open packet sockets there need not wait for it.
+        let (may, _) = namespace.within(|| Socket::open().map(drop).map_err(cannot_open))?;
+        may?;
+        let is_there = namespace.ask(|socket| self.is_here(&socket));
+        is_there.unwrap_or(Ok(false))
+    }
+
+    fn is_here(&self, socket: &impl AsFd) -> Result<bool, SourceError> {
+        match interface::link(socket, &self.config.interface) {
             Err(cause) if is_absent(&cause) => Ok(false),
-            _ => self.link(&socket).map(|_| true),
+            _ => self.link(socket).map(|_| true),
         }
     }
 
     /// Asks about the interface by name.
-    pub(super) fn link(&self, socket: &Socket) -> Result<Link, SourceError> {
+    pub(super) fn link(&self, socket: &impl AsFd) -> Result<Link, SourceError> {
         let name = &self.config.interface;
         interface::link(socket, name).map_err(|cause| match is_absent(&cause) {
             true => SourceError::new(format!(
@@ -326,6 +366,10 @@ fn program(direction: Direction, snaplen: u32) -> Vec<sock_filter> {
     }
 }
 
+fn is_down(name: &str) -> String {
+    format!("interface {name:?} is down; bring it up first: ip link set {name} up")
+}
+
 fn is_absent(cause: &io::Error) -> bool {
     matches!(cause.raw_os_error(), Some(libc::ENODEV | libc::ENXIO))
 }
@@ -367,3 +411,56 @@ const HEADROOM: c_int = 8;
 const HEADROOM_WITH_HEADER: c_int = 6;
 /// Of `linux/if_packet.h`: frames come and go with a virtio-net header before them.
 const PACKET_VNET_HDR: c_int = 15;
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::super::Namespace;
+    use super::*;
+
+    /// A network namespace that is removed in any case.
+    struct Netns(String);
+
+    impl Drop for Netns {
+        fn drop(&mut self) {
+            ip(&format!("netns delete {}", self.0));
+        }
+    }
+
+    fn ip(words: &str) {
+        let status = Command::new("ip").args(words.split(' ')).status();
+        assert!(status.expect("run ip").success(), "ip {words}");
+    }
+
+    #[test]
+    fn where_a_group_takes_no_interface_that_is_down_no_ring_is_made_for_it() {
+        let netns = Netns(format!("vnplug-group-{}", std::process::id()));
+        let name = &netns.0;
+        ip(&format!("netns add {name}"));
+        ip(&format!(
+            "-n {name} link add down0 type veth peer name down1"
+        ));
+        let namespace = Namespace::new(name, Arc::default()).unwrap();
+        let config = AfPacketConfig {
+            queues: 2,
+            block_size: 1 << 16,
+            blocks: 2,
+            namespace: Some(Arc::new(namespace)),
+            ..AfPacketConfig::new("down0")
+        };
+        let open = |groups_down| {
+            let opener = Arc::new(Opener {
+                config: config.clone(),
+                group: Mutex::default(),
+                groups_down,
+            });
+            opener.open().map_err(|error| error.to_string())
+        };
+        // Not what the kernel says of a socket that has its ring already.
+        assert_eq!(open(false).unwrap_err(), is_down("down0"));
+        if kernel() >= (6, 10) {
+            assert!(!open(true).unwrap().link.up);
+        }
+    }
+}

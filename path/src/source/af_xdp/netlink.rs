@@ -4,7 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use vnplug_os::netlink;
+use vnplug_os::netlink::{GROUP_LINK, IFINFO, RTM_NEWLINK, attributes, number};
 
 /// Becomes readable when an interface of this network namespace changed.
 #[derive(Debug)]
@@ -13,7 +15,7 @@ pub(super) struct Watch(OwnedFd);
 impl Watch {
     /// Listens in the calling thread's network namespace; needs no privilege.
     pub(super) fn new() -> std::io::Result<Self> {
-        let socket = open(SocketFlags::NONBLOCK)?;
+        let socket = netlink::open(SocketFlags::NONBLOCK)?;
         rustix::net::bind(&socket, &SocketAddrNetlink::new(0, GROUP_LINK))?;
         Ok(Self(socket))
     }
@@ -50,15 +52,8 @@ pub(super) struct XdpState {
 
 /// Asks for the state of the interface with this index.
 pub(super) fn xdp_state(index: i32) -> std::io::Result<XdpState> {
-    let socket = open(SocketFlags::empty())?;
-    let mut request = Vec::new();
-    request.extend(32_u32.to_ne_bytes()); // nlmsghdr: length,
-    request.extend(RTM_GETLINK.to_ne_bytes());
-    request.extend(NLM_F_REQUEST.to_ne_bytes());
-    request.extend([0; 8]); // sequence, port;
-    request.extend([0; 4]); // ifinfomsg: family, type,
-    request.extend(index.to_ne_bytes());
-    request.extend([0; 8]); // flags, change
+    let socket = netlink::open(SocketFlags::empty())?;
+    let request = netlink::link_request(0, index, &[]);
     let kernel = SocketAddrNetlink::new(0, 0);
     rustix::net::sendto(&socket, &request, SendFlags::empty(), &kernel)?;
     let mut answer = vec![0_u8; 64 << 10];
@@ -68,12 +63,12 @@ pub(super) fn xdp_state(index: i32) -> std::io::Result<XdpState> {
 
 /// Reads an answer; `None` if it is none.
 fn state(answer: &[u8]) -> Option<XdpState> {
-    let kind = u16::from_ne_bytes(*answer.get(4..)?.first_chunk()?);
-    if kind != RTM_NEWLINK {
+    let message = netlink::messages(answer).next()?;
+    if message.kind != RTM_NEWLINK {
         return None;
     }
     let mut state = XdpState::default();
-    for (kind, value) in attributes(answer.get(32..)?) {
+    for (kind, value) in attributes(message.body.get(IFINFO..)?) {
         match kind {
             IFLA_NUM_RX_QUEUES => state.made_queues = number(value)?,
             IFLA_XDP => {
@@ -91,37 +86,9 @@ fn state(answer: &[u8]) -> Option<XdpState> {
     Some(state)
 }
 
-/// The attributes (type, value) of a message, up to its end or the first that does not fit.
-fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    std::iter::from_fn(move || {
-        let (head, _) = rest.split_first_chunk::<4>()?;
-        let len = usize::from(u16::from_ne_bytes([head[0], head[1]]));
-        let kind = u16::from_ne_bytes([head[2], head[3]]) & NLA_TYPE_MASK;
-        let value = rest.get(4..len)?;
-        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
-        Some((kind, value))
-    })
-}
-
-fn number(value: &[u8]) -> Option<u32> {
-    value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
-}
-
-fn open(flags: SocketFlags) -> std::io::Result<OwnedFd> {
-    let flags = flags | SocketFlags::CLOEXEC;
-    // No protocol is NETLINK_ROUTE, number 0.
-    let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
-    Ok(socket)
-}
-
 const MOST_NEWS: usize = 64;
 
-// linux/rtnetlink.h, linux/if_link.h
-const RTM_NEWLINK: u16 = 16;
-const RTM_GETLINK: u16 = 18;
-const NLM_F_REQUEST: u16 = 1;
-const NLA_TYPE_MASK: u16 = 0x3fff;
-const GROUP_LINK: u32 = 1;
+// linux/if_link.h
 const IFLA_NUM_RX_QUEUES: u16 = 32;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_PROG_ID: u16 = 4;
@@ -148,6 +115,11 @@ mod tests {
         let mut nested = attribute(2, &[1]);
         nested.extend(attribute(5, &77_u32.to_ne_bytes()));
         answer.extend(attribute(IFLA_XDP | 0x8000, &nested));
+        let whole = |answer: &mut Vec<u8>| {
+            let len = answer.len() as u32;
+            answer[..4].copy_from_slice(&len.to_ne_bytes());
+        };
+        whole(&mut answer);
         let expected = XdpState {
             program: 77,
             made_queues: 4,
