@@ -10,7 +10,7 @@ use crate::{out, text};
 /// Opens and closes sources, for root and the daemon's own user.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Source {
-    /// Open one more source, until the daemon ends
+    /// Open one more source, until the daemon ends or for good
     Add(Add),
     /// Close a source, with all its ports
     Rm(Rm),
@@ -21,14 +21,20 @@ pub(crate) enum Source {
 Examples:
   vnplug source add eth2
   vnplug source add 'tap7=af_packet:tap7,queues=2,wait=yes'
+  vnplug source add --keep eth3
+  vnplug source add 'vnet*=af_packet,members=100'
   vnplug source add lab=gen,pps=1000
 
 It is written as on the daemon's command line (docs/sources.md). What it needs beyond CAP_NET_RAW the daemon has given up:
-AF_XDP takes the configuration file and a new start. To have it in the next daemon, too, write it into the file.")]
+AF_XDP takes the configuration file and a new start. A name with a * is a pattern: every interface that matches is a source
+while it is there.")]
 pub(crate) struct Add {
     /// The source, as with --source of vnplugd: NAME=KIND:WHAT,OPTION=VALUE… or just the name of an interface
     #[arg(value_name = "SPEC")]
     spec: String,
+    /// Open it in the next daemon, too, until `vnplug source rm`
+    #[arg(long)]
+    keep: bool,
 }
 
 #[derive(Debug, Args)]
@@ -53,7 +59,10 @@ pub(crate) struct Reload {}
 impl Source {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
         let request = match self {
-            Self::Add(Add { spec }) => SourceRequest::Add { text: spec.clone() },
+            Self::Add(Add { spec, keep }) => SourceRequest::Add {
+                text: spec.clone(),
+                keep: *keep,
+            },
             Self::Rm(Rm { name }) => SourceRequest::Remove { name: name.clone() },
         };
         connect()?.change_sources(request)?;

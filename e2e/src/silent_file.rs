@@ -1,4 +1,4 @@
-//! A file whose server never answers a close (FUSE): closing a descriptor of it blocks.
+//! A file whose server never answers a close, or an open (FUSE): that blocks.
 //!
 //! Nothing of it is left when its server goes: the file system is mounted nowhere, and what waits for
 //! an answer goes on with an error.
@@ -22,16 +22,29 @@ use rustix::mount::{
 pub struct SilentFile {
     root: Option<OwnedFd>,
     over: Arc<AtomicBool>,
-    closes: Arc<AtomicU64>,
+    unanswered: Arc<AtomicU64>,
     server: Option<JoinHandle<()>>,
 }
 
 impl SilentFile {
-    /// Begins to serve.
+    /// Begins to serve a file of which a close is never answered.
     ///
     /// # Errors
     /// The system's: there is no FUSE, or the user may not mount.
     pub fn new() -> io::Result<Self> {
+        Self::without(FLUSH)
+    }
+
+    /// Begins to serve a file of which an open is never answered.
+    ///
+    /// # Errors
+    /// As of [`new`](Self::new).
+    pub fn that_never_opens() -> io::Result<Self> {
+        Self::without(OPEN)
+    }
+
+    /// Begins to serve a file of which requests of this kind are never answered.
+    fn without(opcode: u32) -> io::Result<Self> {
         let device = File::options().read(true).write(true).open("/dev/fuse")?;
         let system = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
         let fd = device.as_raw_fd().to_string();
@@ -46,18 +59,18 @@ impl SilentFile {
             fsconfig_set_string(&system, key, value)?;
         }
         fsconfig_create(&system)?;
-        let flags = FsMountFlags::FSMOUNT_CLOEXEC;
-        let root = fsmount(&system, flags, MountAttrFlags::empty())?;
-        let (over, closes) = (
+        // Children have it, too: whoever gave up rights may not look into this process.
+        let root = fsmount(&system, FsMountFlags::empty(), MountAttrFlags::empty())?;
+        let (over, unanswered) = (
             Arc::new(AtomicBool::new(false)),
             Arc::new(AtomicU64::new(0)),
         );
-        let (theirs, counted) = (Arc::clone(&over), Arc::clone(&closes));
-        let server = std::thread::spawn(move || serve(&device, &theirs, &counted));
+        let (theirs, counted) = (Arc::clone(&over), Arc::clone(&unanswered));
+        let server = std::thread::spawn(move || serve(&device, opcode, &theirs, &counted));
         Ok(Self {
             root: Some(root),
             over,
-            closes,
+            unanswered,
             server: Some(server),
         })
     }
@@ -67,19 +80,21 @@ impl SilentFile {
     /// # Errors
     /// The system's.
     pub fn open(&self) -> io::Result<OwnedFd> {
-        let root = self.root.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        Ok(rustix::fs::open(
-            format!("/proc/self/fd/{root}"),
-            flags,
-            Mode::empty(),
-        )?)
+        Ok(rustix::fs::open(self.path(), flags, Mode::empty())?)
     }
 
-    /// How many wait for the answer to a close, or waited.
+    /// Where this process finds it, and those that it starts from now on.
     #[must_use]
-    pub fn closes(&self) -> u64 {
-        self.closes.load(Ordering::Relaxed)
+    pub fn path(&self) -> String {
+        let root = self.root.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        format!("/proc/self/fd/{root}")
+    }
+
+    /// How many wait for the answer, or waited.
+    #[must_use]
+    pub fn unanswered(&self) -> u64 {
+        self.unanswered.load(Ordering::Relaxed)
     }
 }
 
@@ -96,7 +111,7 @@ impl Drop for SilentFile {
 
 /// Answers (`linux/fuse.h`): a request is length, opcode, number and five words more; an answer is
 /// length, error, number and what belongs to the opcode.
-fn serve(device: &File, over: &AtomicBool, closes: &AtomicU64) {
+fn serve(device: &File, silent_on: u32, over: &AtomicBool, unanswered: &AtomicU64) {
     let mut request = vec![0; 1 << 17];
     let time = Timespec {
         tv_sec: 0,
@@ -116,21 +131,20 @@ fn serve(device: &File, over: &AtomicBool, closes: &AtomicU64) {
         };
         let mut body = Vec::new();
         let mut error = 0_i32;
-        match u32::from_le_bytes(opcode.try_into().expect("four bytes")) {
+        let opcode = u32::from_le_bytes(opcode.try_into().expect("four bytes"));
+        if opcode == silent_on {
+            unanswered.fetch_add(1, Ordering::Relaxed);
+            continue;
+        }
+        match opcode {
             // GETATTR: a regular file.
             3 => {
                 body.resize(104, 0);
                 body[76..80].copy_from_slice(&0o100_666_u32.to_le_bytes());
             }
-            // OPEN.
-            14 => body.resize(16, 0),
+            OPEN => body.resize(16, 0),
             // RELEASE.
-            18 => {}
-            // FLUSH, by every close.
-            25 => {
-                closes.fetch_add(1, Ordering::Relaxed);
-                continue;
-            }
+            18 | FLUSH => {}
             // INIT: version 7.31, and 4096 bytes for each write.
             26 => {
                 body.resize(64, 0);
@@ -147,3 +161,7 @@ fn serve(device: &File, over: &AtomicBool, closes: &AtomicU64) {
         let _ = rustix::io::write(device, &answer);
     }
 }
+
+const OPEN: u32 = 14;
+/// By every close.
+const FLUSH: u32 = 25;

@@ -338,7 +338,7 @@ fn files_whose_server_never_answers_and_many_descriptors_stop_nobody() {
     let aside = |fd: OwnedFd| thread::spawn(move || drop(fd));
     let control = aside(silent.open().expect("it is opened"));
     thread::sleep(Duration::from_millis(200));
-    assert!(!control.is_finished() && silent.closes() == 1);
+    assert!(!control.is_finished() && silent.unanswered() == 1);
 
     let mut operator = vnplug::Client::connect_to(&daemon.socket()).expect("a client");
     let ready = operator.attach_vm(vm("fuse")).expect("a VM");
@@ -375,7 +375,7 @@ fn files_whose_server_never_answers_and_many_descriptors_stop_nobody() {
     throw(&many, &adopt.encode(7, 0));
     assert!(many.next().is_none(), "more than any message takes");
     let mut one = Raw::greeted(&daemon.socket());
-    let before = silent.closes();
+    let before = silent.unanswered();
     let file = silent.open().expect("it is opened");
     one.send_with(&adopt.encode(7, 0), &[file.as_fd()])
         .expect("it is sent");
@@ -383,12 +383,12 @@ fn files_whose_server_never_answers_and_many_descriptors_stop_nobody() {
     assert!(code == code::INVALID && text.contains("socket"), "{text}");
     aside(file);
     eventually("the daemon and we close it", || {
-        silent.closes() >= before + 2
+        silent.unanswered() >= before + 2
     });
     let longest = longest_list(&daemon, Duration::from_secs(1));
     eprintln!(
         "{} wait; the longest List took {longest:?}",
-        silent.closes()
+        silent.unanswered()
     );
     assert!(longest < SOON, "{longest:?}");
     operator.detach_vm("fuse").expect("it is detached");

@@ -10,6 +10,7 @@ use vnplug_e2e::Lab;
 use vnplug_e2e::Netns;
 use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::reading::{end_of, reads_on};
+use vnplug_e2e::silent_file::SilentFile;
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::user::{USER, as_user, open_to_all};
 use vnplug_testing::{eventually, until};
@@ -200,7 +201,9 @@ fn sources_come_and_go_and_nothing_is_left_of_them() {
     for time in 0..200 {
         let name = format!("late{time}");
         let text = format!("{name}=gen,pps=1000,queues=2");
-        client.change_sources(SourceRequest::Add { text }).unwrap();
+        client
+            .change_sources(SourceRequest::Add { text, keep: false })
+            .unwrap();
         let mut port = daemon.port(&name).open().unwrap();
         client
             .change_sources(SourceRequest::Remove { name })
@@ -241,6 +244,83 @@ fn sources_come_and_go_and_nothing_is_left_of_them() {
     reads_on(&mut kept);
     assert_eq!(kept.counts().lost, 0);
     daemon.audit();
+}
+
+#[test]
+fn a_source_that_is_kept_is_there_in_the_next_daemon_until_it_is_removed() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("late0", "peer0").unwrap();
+    let args = ["--source", "lab=gen,pps=10"];
+    let mut daemon = Daemon::start(&lab, Some(&netns), &args).unwrap();
+    let names = |daemon: &Daemon| {
+        let all = daemon.audit();
+        let sources = all.iter().filter(|it| it.kind == "source");
+        let mut names: Vec<_> = sources.map(|it| it.name.clone()).collect();
+        names.sort();
+        names
+    };
+    let vnplug = |daemon: &Daemon, words: &[&str]| {
+        let (code, said) = daemon.vnplug(&[&["source"], words].concat());
+        assert_eq!((code, said.as_str()), (Some(0), ""), "{words:?}");
+    };
+    vnplug(&daemon, &["add", "--keep", "late0"]);
+    vnplug(&daemon, &["add", "--keep", "twice=gen,pps=1"]);
+    vnplug(&daemon, &["add", "--keep", "gone*"]);
+    vnplug(&daemon, &["add", "once=gen,pps=10"]);
+    daemon.kill();
+    // One that is not there any more is waited for.
+    netns.ip(&["link", "del", "late0"]).unwrap();
+    daemon.launch().unwrap();
+    assert_eq!(names(&daemon), ["lab", "late0", "twice"]);
+    netns.veth("gone1", "peer1").unwrap();
+    until(
+        "the pattern is kept",
+        || names(&daemon).len(),
+        |len| *len == 4,
+    );
+    for name in ["late0", "gone*", "twice"] {
+        vnplug(&daemon, &["rm", name]);
+    }
+    daemon.kill();
+    daemon.launch().unwrap();
+    assert_eq!(names(&daemon), ["lab"]);
+}
+
+#[test]
+fn others_are_answered_while_a_source_opens() {
+    let lab = Lab::new().unwrap();
+    // Opening it blocks until its server is gone.
+    let file = SilentFile::that_never_opens().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "kept=gen,pps=20000"]).unwrap();
+    let mut kept = daemon.port("kept").open().unwrap();
+    let request = |name: &str| SourceRequest::Add {
+        text: format!("{name}=pcap:{}", file.path()),
+        keep: false,
+    };
+    let (socket, first) = (daemon.socket(), request("slow"));
+    let asker = std::thread::spawn(move || {
+        let mut client = Client::connect_to(&socket).unwrap();
+        client.change_sources(first)
+    });
+    eventually("it is being opened", || file.unanswered() == 1);
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    for _ in 0..100 {
+        assert_eq!(client.devices().unwrap().len(), 1);
+    }
+    let twice = client.change_sources(request("slow")).unwrap_err();
+    assert!(twice.to_string().contains("being added"), "{twice}");
+    let text = "other=gen,pps=10".to_owned();
+    client
+        .change_sources(SourceRequest::Add { text, keep: false })
+        .unwrap();
+    reads_on(&mut kept);
+    assert!(!asker.is_finished());
+    drop(file);
+    let failed = asker.join().unwrap().unwrap_err();
+    assert!(failed.to_string().contains("cannot open"), "{failed}");
+    assert_eq!(client.devices().unwrap().len(), 2);
+    assert_eq!(kept.counts().lost, 0);
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //!
 //! 1. Read the configuration; open the sources (`CAP_NET_RAW`), the socket, the directories.
 //! 2. Keep `CAP_NET_RAW`, with an AF_XDP source `CAP_IPC_LOCK`, and nothing else
-//!    (`sys::privileges`), but for one thread that keeps `CAP_BPF` alone if there is early drop, and one for programs if they
-//!    may change; switch user if asked.
+//!    (`sys::privileges`), but for one thread that keeps `CAP_BPF` alone if there is early drop, one for programs if they
+//!    may change, and one that keeps `CAP_SYS_ADMIN` if a source is in another network namespace; switch user if asked.
 //! 3. Start the sources' threads and the control loop. SIGHUP has it read its file again (`reload`). SIGTERM or SIGINT ends it: readers see
 //!    their rings closed, VMs stay recorded for the next daemon. A thread that hangs keeps the daemon
 //!    from that no longer than two seconds (`watch`).
@@ -19,15 +19,17 @@ use vnplug_ring::layout::MAX_SNAPLEN;
 
 use crate::awake::Awake;
 use crate::config::{Arguments, Config, OnOff};
-use crate::control::{Control, KeptGrants, Setup, Switches};
+use crate::control::{Control, KeptGrants, KeptSources, Setup, Switches};
 use crate::hub::maker::Maker;
 use crate::hub::terms::SendTerms;
 use crate::hub::{Hub, Limits, Twins, user_grant};
-use crate::spec::{LINKTYPE_ETHERNET, OpenSource};
+use crate::pattern::Opened;
+use crate::spec::{LINKTYPE_ETHERNET, Means, OpenSource, SourceSpec};
 use crate::vm::Dirs;
 use crate::vm::arenas::{Unplugged, packet_dir};
 use crate::watch::Watch;
 use vnplug_filter::{Compiler, FilterError, Jit};
+use vnplug_os::namespace::Entrance;
 use vnplug_os::privileges::Keep;
 use vnplug_os::service::Manager;
 use vnplug_os::socket::listen;
@@ -155,14 +157,36 @@ fn serve(
     // Dropped after the sources: theirs goes, too, and that of a start that failed.
     let _unplugged = Unplugged(dirs.clone());
     let mut twins = Twins::load(&config.programs)?;
-    let mut open = Vec::new();
+    let means = Means {
+        files: Some(packets),
+        user,
+        programs: twins.of_sources(),
+        entrance: Arc::default(),
+    };
+    let (mut open, mut patterns) = (Vec::new(), Vec::new());
     for spec in &config.sources {
-        let opened = spec.open_with(Some(&packets), user, &twins);
-        open.push(opened.map_err(|error| spec.blame(&error))?);
+        match Opened::open(spec, &means)? {
+            Opened::One(source) => open.push(*source),
+            Opened::Many(pattern) => patterns.push(*pattern),
+        }
+    }
+    let kept_sources = KeptSources::restore(&config.state_dir);
+    let kept = kept_sources.specs();
+    for spec in &kept {
+        if config.sources.iter().any(|it| it.name() == spec.name()) {
+            log::warn!(target: "source", "source {:?} is kept, and is another one in the configuration", spec.name());
+            continue;
+        }
+        match Opened::open(spec, &means) {
+            Ok(Opened::One(source)) => open.push(*source),
+            Ok(Opened::Many(pattern)) => patterns.push(*pattern),
+            // The daemon does not fail for what was added once.
+            Err(error) => log::error!(target: "source", "{error}: it was added and is kept"),
+        }
     }
     let in_kernel = open.iter().filter_map(OpenSource::program_in_kernel);
     in_kernel.for_each(|(program, place)| twins.runs_at(program, place));
-    if open.is_empty() {
+    if open.is_empty() && patterns.is_empty() {
         log::warn!(target: "source", "no source is configured; use --source or --switch, or a [[source]] table");
     }
     let awake = config.wake_us.map(Awake::open).transpose();
@@ -189,7 +213,10 @@ fn serve(
         OnOff::On => vec![Keep::Bpf, Keep::NetAdmin],
         OnOff::Off => Vec::new(),
     };
-    let (loader, maker) = give_up_power(&keep, user, early, programs)
+    let entrance = Arc::clone(&means.entrance);
+    let enters = config.sources.iter().chain(&kept).any(SourceSpec::enters);
+    let enters = enters.then_some(&*entrance);
+    let (loader, maker) = give_up_power(&keep, user, early, programs, enters)
         .map_err(|error| format!("cannot give up privileges: {error}"))?;
     must_write(&config.state_dir.join("vms"), "--state-dir")?;
     must_write(&config.pool_dir, "--pool-dir")?;
@@ -229,6 +256,8 @@ fn serve(
     let senders = config.senders.iter().map(|sending| &sending.source);
     let switches_named = config.joiners.iter().map(|join| &join.switch);
     let named = users.chain(vms).chain(senders).chain(switches_named);
+    let is_pattern = |name: &str| patterns.iter().any(|it| it.name() == name);
+    let named = named.filter(|name| !is_pattern(name));
     named.for_each(|it| warn_unknown(&hub, it));
     let workers = hub.sources().iter().flat_map(|source| &source.workers);
     let last = last_things(config.socket.clone(), dirs.clone());
@@ -255,8 +284,11 @@ fn serve(
         switches,
         grants,
         maker,
+        kept_sources,
         config,
+        patterns,
         read_again: Arc::new(read_again),
+        entrance,
         watch,
         listener,
         termination,
@@ -287,15 +319,21 @@ fn last_things(socket: PathBuf, dirs: Dirs) -> impl FnOnce() {
     }
 }
 
-/// Keeps what is needed from now on, and starts the threads that have the kernel verify something, each with what it needs
-/// alone: filters, if there is early drop, and operators' programs, if they may change.
+/// Keeps what is needed from now on, and starts the threads that keep more, each with what it needs alone: those that have the
+/// kernel verify filters, if there is early drop, and operators' programs, if they may change, and that by which network
+/// namespaces are entered, if sources name some.
 fn give_up_power(
     keep: &[Keep],
     user: Option<(u32, u32)>,
     early: Vec<Keep>,
     programs: Vec<Keep>,
+    entrance: Option<&Entrance>,
 ) -> std::io::Result<(Option<Loader>, Option<Maker>)> {
-    privileges::drop_all_but(&[keep, &early, &programs].concat(), user)?;
+    let enters = entrance.map_or(&[][..], |_| &[Keep::SysAdmin]);
+    privileges::drop_all_but(&[keep, &early, &programs, enters].concat(), user)?;
+    if let Some(entrance) = entrance {
+        entrance.keep()?;
+    }
     let only = |thread: &'static str, kept: Vec<Keep>| {
         move || {
             if let Err(error) = privileges::keep_only(&kept) {

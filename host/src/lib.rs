@@ -18,6 +18,7 @@ mod control;
 pub mod daemon;
 mod hangup;
 pub mod hub;
+mod pattern;
 mod reload;
 pub mod spec;
 mod vm;

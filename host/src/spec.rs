@@ -13,21 +13,26 @@
 //! `cpus=2+3` (one per thread, in order), `busy=yes` (never sleep), `start=now` or `start=attach` (do not begin before the first port is attached that is not paused; the default
 //! for files played a number of times and generators with a count).
 
+mod af_packet;
 mod af_xdp;
 mod options;
 mod programmed;
+mod star;
 mod switch;
 mod uplink;
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use vnplug_frame::witness::Protocol;
 
 use self::options::Options;
-use crate::hub::{Early, Source, Twins};
+pub(crate) use self::star::Star;
+use crate::hub::{Early, Source, SourcePrograms};
+use vnplug_os::namespace::Entrance;
 use vnplug_path::engine::{self, ThreadOptions, WorkerOptions};
-use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction, Interface};
+use vnplug_path::source::af_packet::Interface;
 use vnplug_path::source::early::Seat;
 use vnplug_path::source::generator::{Gen, GenConfig};
 use vnplug_path::source::lent::PacketDir;
@@ -43,6 +48,23 @@ pub struct SourceSpec {
     options: BTreeMap<String, String>,
     /// Whether an interface that does not exist is waited for, if no option says it.
     waits: bool,
+    /// The pattern that its interface matches.
+    pattern: Option<String>,
+    /// It is not opened, but only looked at.
+    checks: bool,
+}
+
+/// What sources are opened with.
+#[derive(Debug, Clone, Default)]
+pub struct Means {
+    /// Where packet memory lies that VMs can map.
+    pub files: Option<PacketDir>,
+    /// The user (uid, gid) that the daemon will be.
+    pub user: Option<(u32, u32)>,
+    /// The operator's programs.
+    pub programs: SourcePrograms,
+    /// By which other network namespaces are entered.
+    pub entrance: Arc<Entrance>,
 }
 
 /// A source whose queues are open and whose threads have not begun.
@@ -80,10 +102,23 @@ impl SourceSpec {
         kind: &str,
         options: BTreeMap<String, String>,
     ) -> Result<Self, SourceError> {
-        let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.*".contains(c);
         if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(allowed) {
             return Err(SourceError::new(format!(
                 "{name:?} is no name for a source: use 1 to {MAX_NAME} letters, digits, - _ ."
+            )));
+        }
+        let wrong = match name.matches('*').count() {
+            0 => None,
+            // NB: the grant * is for every source.
+            _ if name == "*" => Some("has more than the star"),
+            1 if kind == "af_packet" => None,
+            1 => Some("can be only of the kind af_packet"),
+            _ => Some("has one star"),
+        };
+        if let Some(wrong) = wrong {
+            return Err(SourceError::new(format!(
+                "{name:?}: a pattern of interfaces {wrong}"
             )));
         }
         Ok(Self {
@@ -91,6 +126,8 @@ impl SourceSpec {
             kind: kind.to_owned(),
             options,
             waits: false,
+            pattern: None,
+            checks: false,
         })
     }
 
@@ -125,29 +162,22 @@ impl SourceSpec {
         !matches!(self.kind.as_str(), SWITCH | "af_xdp")
     }
 
+    /// Whether it is in a network namespace that must be entered.
+    pub(crate) fn enters(&self) -> bool {
+        self.options.contains_key("netns")
+    }
+
     /// Opens the source; needs the privileges that its kind needs.
     ///
     /// # Errors
     /// [`SourceError`] if an option is unknown or out of range, or what the kind says.
-    pub fn open(&self) -> Result<OpenSource, SourceError> {
-        self.open_with(None, None, &Twins::default())
-    }
-
-    /// As [`open`](Self::open), with a directory for packet memory that VMs can map, the user (uid,
-    /// gid) that the daemon will be, and the operator's programs.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_with(
-        &self,
-        files: Option<&PacketDir>,
-        user: Option<(u32, u32)>,
-        twins: &Twins,
-    ) -> Result<OpenSource, SourceError> {
+    pub fn open(&self, means: &Means) -> Result<OpenSource, SourceError> {
+        let files = means.files.as_ref();
         let mut options = Options {
             name: &self.name,
             left: self.options.clone(),
             waits: self.waits,
+            checks: self.checks,
         };
         let cpus = options.list("cpus", |text| text.parse().ok())?;
         let threads = options.number("threads")?;
@@ -170,18 +200,18 @@ impl SourceSpec {
                 );
                 return Err(SourceError::new(what));
             }
-            Some(name) => Some(twins.program(&name).map_err(SourceError::new)?),
+            Some(name) => Some(means.programs.named(&name).map_err(SourceError::new)?),
         };
         let ran = program.as_ref().map(|it| it.program.name.clone());
         let mut interface: Option<Interface> = None;
         let mut board = None;
         let mut locks_memory = false;
         let (kind, description, queues, ends) = match self.kind.as_str() {
-            "af_packet" => af_packet(&mut options, &mut interface)?,
+            "af_packet" => af_packet::open(&mut options, &mut interface, &means.entrance)?,
             "af_xdp" => af_xdp::open(&mut options, &mut interface, files, program.as_ref())?,
             "pcap" => pcap(&mut options)?,
             "gen" => generator(&mut options)?,
-            SWITCH => switch::open(&mut options, &mut board, &mut locks_memory, user)?,
+            SWITCH => switch::open(&mut options, &mut board, &mut locks_memory, means.user)?,
             kind => {
                 return Err(SourceError::new(format!(
                     "source {:?}: no kind {kind:?}; there are af_packet, af_xdp, pcap, gen and switch",
@@ -192,9 +222,14 @@ impl SourceSpec {
         let queues = match &program {
             // Where XDP runs it, or what is there instead, see to it.
             Some(program) if self.kind != "af_xdp" => {
-                programmed::all(queues, program, interface.as_ref().map(Interface::name))?
+                let here = interface.as_ref().filter(|it| it.is_here());
+                programmed::all(queues, program, here.map(Interface::name))?
             }
             _ => queues,
+        };
+        let description = match &self.pattern {
+            None => description,
+            Some(pattern) => format!("{description}, of {pattern}"),
         };
         Ok(OpenSource {
             name: self.name.clone(),
@@ -354,72 +389,10 @@ impl OpenSource {
 /// The link type of every source.
 pub(crate) const LINKTYPE_ETHERNET: u32 = 1;
 
-/// The state of a queue whose interface was never there.
-const MISSING: &str = "missing";
-
 /// The kind of a source that is a switch.
 pub(crate) const SWITCH: &str = "switch";
 
 type Opened = (&'static str, String, Vec<Box<dyn Queue>>, bool);
-
-fn af_packet(
-    options: &mut Options<'_>,
-    asked: &mut Option<Interface>,
-) -> Result<Opened, SourceError> {
-    let interface = options
-        .take("interface")
-        .unwrap_or_else(|| options.name.to_owned());
-    let waits = options.waits()?;
-    let config = af_packet_config(options, AfPacketConfig::new(interface))?;
-    options.done()?;
-    let description = format!("interface {}", config.interface);
-    *asked = Some(Interface::new(config.interface.clone())?);
-    Ok(("af_packet", description, packets(config, waits)?, false))
-}
-
-/// The queues of an interface; if it does not exist it may be waited for.
-fn packets(config: AfPacketConfig, waits: bool) -> Result<Vec<Box<dyn Queue>>, SourceError> {
-    if !waits {
-        let name = config.interface.clone();
-        let hint = |error: SourceError| match error.cause {
-            None if !Interface::new(name).is_ok_and(|it| it.is_there()) => {
-                SourceError::new(format!("{error} (or wait for it: wait=yes)"))
-            }
-            _ => error,
-        };
-        return AfPacket::open(config).map_err(hint);
-    }
-    let name = config.interface.clone();
-    let queues = AfPacket::open_when_there(config)?;
-    if queues.iter().any(|queue| queue.state() == MISSING) {
-        log::warn!(target: "source", "there is no interface {name:?} yet; it is waited for");
-    }
-    Ok(queues)
-}
-
-/// A configuration with what the options say.
-fn af_packet_config(
-    options: &mut Options<'_>,
-    mut config: AfPacketConfig,
-) -> Result<AfPacketConfig, SourceError> {
-    match options.take("direction").as_deref() {
-        None | Some("both") => {}
-        Some("rx") => config.direction = Direction::Rx,
-        Some("tx") => config.direction = Direction::Tx,
-        Some(other) => return Err(options.bad("direction", other, "both, rx or tx")),
-    }
-    options.set("queues", &mut config.queues)?;
-    options.size("block_size", &mut config.block_size)?;
-    options.set("blocks", &mut config.blocks)?;
-    options.set("block_timeout_ms", &mut config.block_timeout_ms)?;
-    options.size("snaplen", &mut config.snaplen)?;
-    options.switch("promiscuous", &mut config.promiscuous)?;
-    options.switch("reserve", &mut config.reserve)?;
-    options.switch("hardware_timestamps", &mut config.hardware_timestamps)?;
-    options.switch("offload", &mut config.offload)?;
-    options.switch("early", &mut config.early)?;
-    Ok(config)
-}
 
 fn pcap(options: &mut Options<'_>) -> Result<Opened, SourceError> {
     let Some(path) = options.take("path") else {
@@ -511,7 +484,10 @@ mod tests {
     use super::*;
 
     fn error(text: &str) -> String {
-        match text.parse::<SourceSpec>().and_then(|spec| spec.open()) {
+        match text
+            .parse::<SourceSpec>()
+            .and_then(|spec| spec.open(&Means::default()))
+        {
             Ok(_) => panic!("{text} was accepted"),
             Err(error) => error.to_string(),
         }
@@ -522,7 +498,7 @@ mod tests {
         let spec: SourceSpec = "lab=gen,size=imix,pps=1000,count=5,queues=2"
             .parse()
             .unwrap();
-        let source = spec.open().unwrap();
+        let source = spec.open(&Means::default()).unwrap();
         assert_eq!(
             (source.kind, source.queues.len(), source.hold),
             ("gen", 2, true)
@@ -582,6 +558,12 @@ mod tests {
             ("no-such-if0=af_packet,block_size=big", "a size like"),
             ("no-such-if0=af_packet,snaplen=8G", "a size like"),
             ("no-such-if0=af_packet,block_size=256K", "no-such-if0"),
+            ("eth0=af_packet,netns=a/b", "no network namespace"),
+            (
+                "eth0=af_packet,netns=vnplug-none",
+                "/run/netns/vnplug-none; list them with: ip netns (or wait",
+            ),
+            ("eth0=af_xdp,netns=c1", "no option \"netns\""),
         ] {
             assert!(error(text).contains(part), "{text}: {}", error(text));
         }

@@ -101,7 +101,11 @@ fn lists_are_what_the_command_line_joins_by_plus() {
     let config = load(text, &[]).unwrap();
     let flag = "lab=gen,protocols=udp4+tcp4,cpus=0+1";
     assert_eq!(config.sources[0], flag.parse().unwrap());
-    assert!(config.sources[0].open().is_ok());
+    assert!(
+        config.sources[0]
+            .open(&crate::spec::Means::default())
+            .is_ok()
+    );
 }
 
 #[test]

@@ -269,6 +269,8 @@ impl Control {
         self.done();
         self.read_again();
         self.programs_made();
+        self.opened_sources();
+        self.patterns_told();
         let names: Vec<String> = self.vms.served.keys().cloned().collect();
         for name in names {
             self.wake_readers(&name);

@@ -18,8 +18,8 @@ use vnplug_ring::control::{
 };
 
 use super::Control;
+use super::reloads::Reload;
 use super::session::Over;
-use super::sources::Reload;
 use super::waiting::{Then, Whom};
 use crate::hub::grant::{Change, Given, kind_name};
 use crate::hub::policy::Policy;
@@ -95,8 +95,8 @@ impl Regrant {
     }
 
     /// What the configuration says from now on.
-    pub(super) fn of_file(reload: Reload) -> Self {
-        Self::new(What::File(Box::new(reload)))
+    pub(super) fn of_file(reload: Box<Reload>) -> Self {
+        Self::new(What::File(reload))
     }
 
     /// The filter that it waited for is there.

@@ -17,13 +17,17 @@ mod backends;
 mod channel;
 mod closing;
 mod compile;
+mod elsewhere;
 mod grants;
 mod groups;
 mod kept;
+mod kept_sources;
 mod limit;
 mod memory;
 mod open;
+mod patterns;
 mod programs;
+mod reloads;
 mod request;
 mod rules;
 mod session;
@@ -47,21 +51,26 @@ use crate::config::Config;
 use crate::hub::maker::Maker;
 use crate::hub::policy::Policy;
 use crate::hub::{Hub, Peer};
+use crate::pattern::OpenPattern;
 use crate::vm::{Dirs, Vm};
 use crate::watch::Watch;
 use accept::Door;
 use backends::Backends;
 use closing::Leaving;
 pub(crate) use kept::KeptGrants;
+pub(crate) use kept_sources::KeptSources;
+use patterns::Patterns;
 use programs::ProgramChanges;
+pub(crate) use reloads::ReadAgain;
+use reloads::Reloads;
 use session::Over;
 use sessions::{Next, Sessions, Turn};
-pub(crate) use sources::ReadAgain;
-use sources::Reloads;
+use sources::Additions;
 pub(crate) use switches::Switches;
 use vms::Vms;
 use vnplug_filter::{Compiler, Jit};
 use vnplug_os::memory::leave_to_readers;
+use vnplug_os::namespace::Entrance;
 use vnplug_os::peer_log;
 use vnplug_path::engine::Pulse;
 use waiting::Jobs;
@@ -83,10 +92,15 @@ pub(crate) struct Setup {
     pub(crate) grants: KeptGrants,
     /// Loads programs, if the operator lets them change.
     pub(crate) maker: Option<Maker>,
+    pub(crate) kept_sources: KeptSources,
     /// In force.
     pub(crate) config: Config,
+    /// The patterns of interfaces in it.
+    pub(crate) patterns: Vec<OpenPattern>,
     /// Reads it again.
     pub(crate) read_again: ReadAgain,
+    /// By which sources enter network namespaces.
+    pub(crate) entrance: Arc<Entrance>,
     /// Sees threads hang.
     pub(crate) watch: Watch,
     pub(crate) listener: OwnedFd,
@@ -109,12 +123,18 @@ pub(crate) struct Control {
     switches: Switches,
     /// Which grants were changed at run time.
     grants: KeptGrants,
+    /// Which sources were added for good.
+    kept_sources: KeptSources,
     /// Third parties' back-ends, and who uses them.
     backends: Backends,
     /// Programs that change.
     programs: ProgramChanges,
     /// The configuration, and how it is read again.
     reloads: Reloads,
+    /// Sources that are being added.
+    additions: Additions,
+    patterns: Patterns,
+    entrance: Arc<Entrance>,
     watch: Watch,
     /// What is done elsewhere.
     jobs: Jobs,
@@ -147,8 +167,11 @@ impl Control {
             switches,
             grants,
             maker,
+            kept_sources,
             config,
+            patterns,
             read_again,
+            entrance,
             watch,
             listener,
             termination,
@@ -173,9 +196,13 @@ impl Control {
             vms: Vms::new(dirs, broken),
             switches,
             grants,
+            kept_sources,
             backends: Backends::new(config.backends.clone()),
             programs: ProgramChanges::new(maker),
             reloads: Reloads::new(config, read_again),
+            additions: Additions::default(),
+            patterns: Patterns::default(),
+            entrance,
             watch,
             jobs,
             leaving: Leaving::default(),
@@ -193,6 +220,10 @@ impl Control {
         control.shut_out_again();
         control.bar_broken();
         control.remove_packets();
+        for pattern in patterns {
+            let welcomed = control.welcome_pattern(pattern);
+            welcomed.map_err(|refusal| io::Error::other(refusal.text))?;
+        }
         Ok(control)
     }
 

@@ -67,6 +67,9 @@ fn a_panic_costs_the_connection_that_led_to_it_and_the_others_are_served() {
         let setup = Setup {
             config: Config::load(Arguments::parse_from(["vnplugd"])).unwrap(),
             read_again: Arc::new(|| Err("there is no file".into())),
+            kept_sources: KeptSources::default(),
+            patterns: Vec::new(),
+            entrance: Arc::default(),
             watch: Watch::default(),
             switches: Switches::default(),
             grants: KeptGrants::default(),

@@ -73,7 +73,7 @@ pub(crate) use revoke::NewGrant;
 pub use revoke::{Granted, Revoked};
 pub use rules::RuleBook;
 pub(crate) use twin::index_of;
-pub use twin::{SourceProgram, TwinGrant, Twins};
+pub use twin::{SourceProgram, SourcePrograms, TwinGrant, Twins};
 
 /// A request was refused, with the code and text of the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]

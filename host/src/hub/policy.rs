@@ -34,6 +34,9 @@ pub struct Policy {
     vms: BTreeMap<String, Vec<Grant>>,
     senders: Vec<Sending>,
     joiners: Vec<Join>,
+    /// Sources that are there by a pattern, and which. A grant for the pattern is one for them, and for no others whose names are
+    /// alike.
+    members: BTreeMap<String, String>,
 }
 
 /// Permission to send through a source.
@@ -97,9 +100,10 @@ impl Policy {
             return Some("");
         }
         let own = self.senders.iter().filter(|it| it.whom == *viewer);
-        // What is said of the source comes before what is said of all.
+        // What is said of the source comes before what is said of its pattern, and that before what is said of all.
         let found = |name: &str| own.clone().find(|it| it.source == name);
-        let sending = found(source).or_else(|| found("*"));
+        let of_pattern = || self.members.get(source).and_then(|it| found(it));
+        let sending = found(source).or_else(of_pattern).or_else(|| found("*"));
         sending.map(|it| it.terms.as_str())
     }
 
@@ -120,6 +124,16 @@ impl Policy {
         let mut joiners = self.joiners(switch);
         let own = joiners.find(|join| join.whom == *viewer);
         own.filter(|_| !self.is_operator(viewer))
+    }
+
+    /// A source is there by a pattern from now on.
+    pub(crate) fn note_member(&mut self, source: &str, pattern: &str) {
+        self.members.insert(source.to_owned(), pattern.to_owned());
+    }
+
+    /// A source is there by no pattern any more.
+    pub(crate) fn forget_member(&mut self, source: &str) {
+        self.members.remove(source);
     }
 
     /// Changes a grant.
@@ -273,7 +287,10 @@ impl Policy {
             .into_iter()
             .flatten()
             .chain(extra)
-            .filter(|grant| covers(&grant.source, source, port))
+            .filter(|grant| {
+                let pattern = self.members.get(source);
+                covers(&grant.source, source, port) || pattern == Some(&grant.source)
+            })
             .collect();
         if grants.is_empty() {
             return Sight::Nothing;
@@ -418,6 +435,40 @@ mod tests {
         }
         assert_eq!(policy.may_send(&vm, "eth1"), Some("rate=2Mbit"));
         assert_eq!(policy.may_send(&vm, "eth2"), Some("rate=1Mbit"));
+    }
+
+    #[test]
+    fn a_grant_of_a_pattern_is_for_the_sources_that_are_there_by_it_and_no_others() {
+        let mut policy = Policy::new(77);
+        let user = Peer::User(1000);
+        policy.grant_user(1000, grant("vnet*", "ip"));
+        for (source, terms) in [("vnet*", "rate=1M"), ("vnet2", "rate=2M")] {
+            policy.grant_sending(Sending {
+                whom: user.clone(),
+                source: source.into(),
+                terms: terms.into(),
+            });
+        }
+        for source in ["vnet1", "vnet2"] {
+            policy.note_member(source, "vnet*");
+        }
+        policy.note_member("vnet4", "vnet4*");
+        let sight = |policy: &Policy, source| policy.sight(&user, source, &[]);
+        let through = Sight::Through("(ip)".into());
+        assert_eq!(sight(&policy, "vnet1"), through);
+        // One whose name is like it, and one of another pattern.
+        assert_eq!(sight(&policy, "vnet3"), Sight::Nothing);
+        assert_eq!(sight(&policy, "vnet4"), Sight::Nothing);
+        assert_eq!(policy.may_send(&user, "vnet1"), Some("rate=1M"));
+        assert_eq!(policy.may_send(&user, "vnet2"), Some("rate=2M"));
+        assert_eq!(policy.may_send(&user, "vnet3"), None);
+        policy.forget_member("vnet1");
+        assert_eq!(sight(&policy, "vnet1"), Sight::Nothing);
+        let extra = [grant("vnet*", "")];
+        assert_eq!(
+            policy.sight(&Peer::Vm("a".into()), "vnet2", &extra),
+            Sight::Through(String::new())
+        );
     }
 
     #[test]

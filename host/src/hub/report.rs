@@ -62,7 +62,8 @@ impl Hub {
                 .count();
             let asked = source.interface.as_ref();
             let facts = asked.map(Interface::facts).unwrap_or_default();
-            let addresses = asked.and_then(|it| addresses.get(it.name()));
+            let here = asked.filter(|it| it.is_here());
+            let addresses = here.and_then(|it| addresses.get(it.name()));
             Device {
                 name: format!("{HOST_PREFIX}{}", source.name),
                 kind: source.kind.to_owned(),

@@ -12,7 +12,7 @@ use vnplug_ring::control::{Balance, Open, Segments};
 use super::open::Opening;
 use super::*;
 use crate::hub::places::Places;
-use crate::spec::SourceSpec;
+use crate::spec::{Means, SourceSpec};
 use vnplug_filter::Trust;
 use vnplug_frame::Frame;
 use vnplug_path::engine::WorkerOptions;
@@ -29,7 +29,7 @@ fn hub() -> Hub {
         max_ring_bytes: 1 << 20,
     });
     let spec: SourceSpec = "lab=gen,pps=10,queues=2".parse().unwrap();
-    hub.add_source(spec.open().unwrap().start(0).unwrap());
+    hub.add_source(spec.open(&Means::default()).unwrap().start(0).unwrap());
     hub
 }
 
@@ -426,7 +426,7 @@ fn a_group_of_the_host_under_a_thread_that_hangs_is_laid_anew_by_nobody() {
 #[test]
 fn queues_that_share_a_thread_keep_their_numbers_and_are_all_served() {
     let spec: SourceSpec = "lab=gen,pps=3000,queues=3,threads=2".parse().unwrap();
-    let source = spec.open().unwrap().start(0).unwrap();
+    let source = spec.open(&Means::default()).unwrap().start(0).unwrap();
     let names: Vec<&str> = source.workers.iter().map(|it| it.pulse().name()).collect();
     assert_eq!(names, ["lab@0", "lab@1", "lab@2"]);
     for (worker, first) in source.workers.iter().zip(0..) {
@@ -442,7 +442,7 @@ fn queues_that_share_a_thread_keep_their_numbers_and_are_all_served() {
 #[test]
 fn a_source_needs_a_thread() {
     let spec: SourceSpec = "lab=gen,pps=3000,threads=0".parse().unwrap();
-    let refused = spec.open().err().unwrap().to_string();
+    let refused = spec.open(&Means::default()).err().unwrap().to_string();
     assert!(
         refused.contains("threads is a number of threads above 0"),
         "{refused}"

@@ -11,6 +11,7 @@ use rustix::net::{AddressFamily, SocketType, socket};
 use vnplug_os::bpf::{Hook, TcxLink, XdpLink};
 use vnplug_os::interface;
 use vnplug_path::port::{PortProgram, Totals};
+use vnplug_path::source::af_packet::Interface;
 use vnplug_ring::control::program::MAX_VALUES;
 use vnplug_ring::control::{Open, ProgramInfo, ProgramMap, code};
 use vnplug_twin::{Context, Instance, Object, Program};
@@ -134,6 +135,23 @@ pub struct SourceProgram {
     pub totals: Arc<Totals>,
 }
 
+/// The programs through which frames of sources can go, by name.
+#[derive(Debug, Clone, Default)]
+pub struct SourcePrograms(BTreeMap<String, SourceProgram>);
+
+impl SourcePrograms {
+    /// A program.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub(crate) fn named(&self, name: &str) -> Result<SourceProgram, String> {
+        let found = self.0.get(name).cloned();
+        found.ok_or_else(|| {
+            format!("no program is named {name:?}: --program {name}=FILE.o loads one")
+        })
+    }
+}
+
 /// The programs, in the order of the configuration.
 #[derive(Debug, Default)]
 pub struct Twins {
@@ -175,21 +193,23 @@ impl Twins {
         found.is_some_and(|it| it.is_open_to(viewer, is_operator))
     }
 
-    /// A program, for a source.
-    ///
-    /// # Errors
-    /// There is none of that name.
-    pub(crate) fn program(&self, name: &str) -> Result<SourceProgram, String> {
-        let there = || {
-            self.named(name).map(|at| SourceProgram {
-                program: Arc::clone(&self.all[at].program),
-                totals: Arc::clone(&self.all[at].totals),
-            })
+    /// What sources can have their frames go through.
+    pub(crate) fn of_sources(&self) -> SourcePrograms {
+        let program = |it: &Twin| {
+            let program = SourceProgram {
+                program: Arc::clone(&it.program),
+                totals: Arc::clone(&it.totals),
+            };
+            (it.grant.name.clone(), program)
         };
-        let found = self.coming.get(name).cloned().unwrap_or_else(there);
-        found.ok_or_else(|| {
-            format!("no program is named {name:?}: --program {name}=FILE.o loads one")
-        })
+        let mut all: BTreeMap<_, _> = self.all.iter().map(program).collect();
+        for (name, coming) in &self.coming {
+            match coming {
+                Some(program) => drop(all.insert(name.clone(), program.clone())),
+                None => drop(all.remove(name)),
+            }
+        }
+        SourcePrograms(all)
     }
 
     /// The kernel runs a program there, as long as its source is.
@@ -458,9 +478,7 @@ impl Hub {
         let at = self.twins.named(&request.program);
         let at = at.ok_or_else(|| no_program(&request.program))?;
         let interface = self.sources[source].interface.as_ref();
-        let interface = interface
-            .and_then(|it| index_of(it.name()).ok())
-            .unwrap_or(0);
+        let interface = interface.and_then(Interface::index).unwrap_or(0);
         let twin = &mut self.twins.all[at];
         queues
             .iter()

@@ -130,7 +130,7 @@ fn instead(config: AfXdpConfig, waits: bool) -> Result<Vec<Box<dyn Queue>>, Sour
         queues: config.queues.len().max(1) as u32,
         ..AfPacketConfig::new(config.interface)
     };
-    let queues = super::packets(packets, waits)?;
+    let queues = super::af_packet::packets(packets, waits)?;
     let Some(take) = config.take else {
         return Ok(queues);
     };

@@ -14,6 +14,8 @@ pub(super) struct Options<'a> {
     pub(super) left: BTreeMap<String, String>,
     /// What [`waits`](Self::waits) says if nobody else does.
     pub(super) waits: bool,
+    /// Nothing is opened: they are looked at only.
+    pub(super) checks: bool,
 }
 
 impl Options<'_> {

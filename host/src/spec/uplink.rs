@@ -8,7 +8,7 @@ use vnplug_path::source::af_xdp::{AfXdp, AfXdpConfig};
 use vnplug_path::source::{Queue, SourceError};
 use vnplug_switch::{OpenUplink, Uplink};
 
-use super::{Options, af_packet_config, af_xdp};
+use super::{Options, af_packet, af_xdp};
 
 /// An uplink, which is not opened yet. `twin` has the gate of the switch's twin, if this kernel has what that needs.
 pub(super) fn of(
@@ -47,6 +47,7 @@ pub(super) fn of(
         name: options.name,
         left,
         waits: false,
+        checks: false,
     };
     let there = Interface::new(interface)?;
     let is_twin = own.flag("twin")?.unwrap_or(false);
@@ -65,7 +66,7 @@ pub(super) fn of(
                 gate,
                 ..packets(interface)
             };
-            let config = af_packet_config(&mut own, packets)?;
+            let config = af_packet::config(&mut own, packets)?;
             Box::new(move || match there.is_there() {
                 true => AfPacket::open(config.clone()).map(Some),
                 false => Ok(None),

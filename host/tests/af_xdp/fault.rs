@@ -4,7 +4,7 @@ use std::process::Command;
 
 use vnplug_path::source::af_xdp::{AfXdp, AfXdpConfig, Mode};
 use vnplug_testing::eventually;
-use vnplugd::spec::SourceSpec;
+use vnplugd::spec::{Means, SourceSpec};
 
 use crate::net::{Sender, ip, isolated, until_received};
 use crate::{attached, config, one, veth};
@@ -19,7 +19,9 @@ fn error_of(config: AfXdpConfig) -> String {
 /// What a source of this text opens as: its kind and description, or the error.
 fn kind_of(text: &str) -> Result<(&'static str, String), String> {
     let spec: SourceSpec = text.parse().map_err(|error| format!("{error}"))?;
-    let open = spec.open().map_err(|error| error.to_string())?;
+    let open = spec
+        .open(&Means::default())
+        .map_err(|error| error.to_string())?;
     let source = open.start(0).map_err(|error| error.to_string())?;
     Ok((source.kind, source.description.clone()))
 }

@@ -250,6 +250,11 @@ fn every_message() -> Vec<Message> {
         })),
         Message::Sources(SourceRequest::Add {
             text: "eth1=af_packet".into(),
+            keep: false,
+        }),
+        Message::Sources(SourceRequest::Add {
+            text: "eth2=af_packet".into(),
+            keep: true,
         }),
         Message::Sources(SourceRequest::Remove {
             name: "host:eth1".into(),

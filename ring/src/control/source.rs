@@ -6,12 +6,14 @@ use super::wire::{Malformed, Reader, Writer};
 /// before the daemon starts again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceRequest {
-    /// Open one more, which is written as on the daemon's command line. It lasts until the daemon ends.
+    /// Open one more, which is written as on the daemon's command line.
     Add {
         /// `NAME=KIND:WHAT,OPTION=VALUE…`
         text: String,
+        /// The next daemon has it, too; otherwise it lasts until this one ends.
+        keep: bool,
     },
-    /// Close one, with all its ports.
+    /// Close one, with all its ports, and keep it no more.
     Remove {
         /// With or without `host:`.
         name: String,
@@ -23,7 +25,7 @@ pub enum SourceRequest {
 impl SourceRequest {
     pub(super) fn write(&self, w: &mut Writer) {
         let (what, text) = match self {
-            Self::Add { text } => (ADD, text.as_str()),
+            Self::Add { text, keep } => (if *keep { KEEP } else { ADD }, text.as_str()),
             Self::Remove { name } => (REMOVE, name.as_str()),
             Self::Reload => (RELOAD, ""),
         };
@@ -35,7 +37,10 @@ impl SourceRequest {
         let what = r.u8("what")?;
         let text = r.text("text")?;
         Ok(match what {
-            ADD => Self::Add { text },
+            ADD | KEEP => Self::Add {
+                text,
+                keep: what == KEEP,
+            },
             REMOVE => Self::Remove { name: text },
             RELOAD => Self::Reload,
             other => return Err(Malformed::Value("what", u64::from(other))),
@@ -46,3 +51,4 @@ impl SourceRequest {
 const ADD: u8 = 1;
 const REMOVE: u8 = 2;
 const RELOAD: u8 = 3;
+const KEEP: u8 = 4;

@@ -1,0 +1,312 @@
+//! The configuration file read again.
+//!
+//! ```text
+//!   a thread reads and checks the file ── what differs ── programs loaded ── a thread opens new sources ── filters compiled ──┐
+//!                                   everything at once: programs, grants, ports, sources ◄────────────────────────────────────┘
+//! ```
+//!
+//! Nothing changes before everything that can fail was done.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+
+use vnplug_ring::control::{Message, code};
+
+use super::Control;
+use super::elsewhere::Elsewhere;
+use super::grants::Regrant;
+use super::sources::{FAILED, REMOVED, answer};
+use super::waiting::Whom;
+use crate::config::Config;
+use crate::hub::exchange::Made;
+use crate::hub::policy::Policy;
+use crate::hub::{Owed, Refusal};
+use crate::pattern::Opened;
+use crate::reload::Difference;
+use crate::spec::Means;
+
+/// Reads the configuration again; takes its time.
+pub(crate) type ReadAgain = Arc<dyn Fn() -> Result<Config, String> + Send + Sync>;
+
+/// The configuration that is in force, and how it is read again.
+pub(super) struct Reloads {
+    /// In force.
+    config: Config,
+    read: ReadAgain,
+    /// Who asked for what is on its way.
+    asked: Option<Whom>,
+    /// Held by the reload that is on its way, wherever it is: there is one at a time, or an older file could win.
+    turn: Weak<()>,
+    done: Elsewhere<Result<Stage, String>>,
+}
+
+/// How far a thread got.
+enum Stage {
+    Read(Box<Config>, Arc<()>),
+    Opened(Box<Reload>),
+}
+
+/// A configuration that is to be in force.
+pub(super) struct Reload {
+    pub(super) difference: Difference,
+    config: Config,
+    /// The sources that are new, open.
+    opened: Vec<Opened>,
+    /// The programs that are new, loaded.
+    made: Vec<Made>,
+    _turn: Arc<()>,
+}
+
+impl Reloads {
+    pub(super) fn new(config: Config, read: ReadAgain) -> Self {
+        Self {
+            config,
+            read,
+            asked: None,
+            turn: Weak::new(),
+            done: Elsewhere::new(),
+        }
+    }
+
+    /// Has the file read.
+    fn begin(&mut self, whom: Whom, bell: &Arc<OwnedFd>) -> io::Result<()> {
+        let read = Arc::clone(&self.read);
+        let turn = Arc::new(());
+        self.turn = Arc::downgrade(&turn);
+        let work = move || Ok(Stage::Read(Box::new(read()?), turn));
+        self.done.begin(bell, work, || Err(FAILED.into()))?;
+        self.asked = Some(whom);
+        Ok(())
+    }
+
+    /// Has the sources opened that are new.
+    fn open(
+        &self,
+        mut reload: Box<Reload>,
+        means: Means,
+        bell: &Arc<OwnedFd>,
+    ) -> Result<(), String> {
+        let work = move || {
+            for spec in &reload.difference.open {
+                reload.opened.push(Opened::open(spec, &means)?);
+            }
+            Ok(Stage::Opened(reload))
+        };
+        let begun = self.done.begin(bell, work, || Err(FAILED.into()));
+        begun.map_err(|error| format!("cannot open the new sources: {error}"))
+    }
+}
+
+impl Control {
+    /// Has the configuration read again.
+    pub(super) fn reload(&mut self, whom: Whom) -> Result<(), Refusal> {
+        if self.reloads.turn.strong_count() > 0 {
+            let what = "the configuration is being read already; try again";
+            return Err(Refusal::new(code::UNAVAILABLE, what));
+        }
+        let begun = self.reloads.begin(whom, &self.bell);
+        begun.map_err(|error| {
+            let what = format!("cannot read the configuration: {error}");
+            Refusal::new(code::INTERNAL, what)
+        })
+    }
+
+    /// Goes on with a configuration that was read again, or whose sources are open.
+    pub(super) fn read_again(&mut self) {
+        let Some(stage) = self.reloads.done.next() else {
+            return;
+        };
+        let Some(whom) = self.reloads.asked.take() else {
+            return;
+        };
+        self.sessions.set_busy(whom.token, false);
+        let (config, turn) = match stage {
+            Err(what) => return self.end_reload(whom, Err(what)),
+            Ok(Stage::Opened(reload)) => return self.end_reload(whom, Ok(reload)),
+            Ok(Stage::Read(config, turn)) => (*config, turn),
+        };
+        let load = self.difference(&config).load;
+        if load.is_empty() {
+            return self.go_on_reloading(whom, Ok((config, turn, Vec::new())));
+        }
+        // It goes on when they are.
+        if let Err(refusal) = self.load_for_reload(whom, &load, (config, turn)) {
+            self.go_on_reloading(whom, Err(refusal.text));
+        }
+    }
+
+    /// What is different in a configuration.
+    fn difference(&self, config: &Config) -> Difference {
+        let kept = |policy: &mut Policy| self.grants.replay(policy);
+        let mut difference = Difference::between(&self.reloads.config, config, kept);
+        self.put_off_programs(&mut difference);
+        difference
+    }
+
+    /// Goes on with a configuration whose programs are loaded: its new sources are opened.
+    pub(super) fn go_on_reloading(
+        &mut self,
+        whom: Whom,
+        read: Result<(Config, Arc<()>, Vec<Made>), String>,
+    ) {
+        let prepared = read.and_then(|(config, turn, made)| self.prepare(config, turn, made));
+        let means = self.means();
+        self.hub.twins.expect_nothing();
+        let begun = prepared.and_then(|reload| match reload.difference.open.is_empty() {
+            true => Ok(Some(reload)),
+            false => self.reloads.open(reload, means, &self.bell).map(|()| None),
+        });
+        match begun {
+            Ok(None) => {
+                self.reloads.asked = Some(whom);
+                self.sessions.set_busy(whom.token, true);
+            }
+            Ok(Some(reload)) => self.end_reload(whom, Ok(reload)),
+            Err(what) => self.end_reload(whom, Err(what)),
+        }
+    }
+
+    /// Goes on with a configuration whose sources are open, or of which something is wrong.
+    fn end_reload(&mut self, whom: Whom, reload: Result<Box<Reload>, String>) {
+        let went = match reload {
+            Err(what) => {
+                let what = format!("{what}; nothing is changed");
+                log::error!(target: "control", "the configuration is not in force: {what}");
+                self.sessions
+                    .answer(whom, Err(Refusal::new(code::INVALID, what)))
+            }
+            Ok(reload) => match self.sessions.get(whom.token).map(|it| it.viewer.clone()) {
+                Some(viewer) => self.regrant(whom, &viewer, Regrant::of_file(reload)),
+                // Who asked for it is gone.
+                None => Ok(()),
+            },
+        };
+        self.went_on(whom.token, went);
+    }
+
+    /// What is different in a configuration, and can be done.
+    fn prepare(
+        &mut self,
+        config: Config,
+        turn: Arc<()>,
+        made: Vec<Made>,
+    ) -> Result<Box<Reload>, String> {
+        config.check_terms()?;
+        let mut difference = self.difference(&config);
+        self.expect_programs(&difference, &made)?;
+        let present = |name: &str| {
+            let mut present = self.hub.present();
+            present.find(|(_, source)| source.name == name)
+        };
+        let stays = |name: &String| {
+            present(name).is_some_and(|(place, _)| self.hub.may_retire(place).is_err())
+        };
+        let waits: Vec<String> = difference
+            .close
+            .extract_if(.., |name| stays(name))
+            .collect();
+        difference
+            .open
+            .retain(|spec| !waits.iter().any(|name| name == spec.name()));
+        let waits = waits.into_iter().map(|name| format!("source {name}"));
+        difference.restart.extend(waits);
+        for spec in &difference.open {
+            let replaces = difference.close.iter().any(|name| name == spec.name());
+            if !replaces && self.may_be_named(spec.name()).is_err() {
+                return Err(format!(
+                    "source {:?} was added at run time: remove it first",
+                    spec.name()
+                ));
+            }
+        }
+        Ok(Box::new(Reload {
+            difference,
+            config,
+            opened: Vec::new(),
+            made,
+            _turn: turn,
+        }))
+    }
+
+    /// Whether what was prepared can still be done: filters were waited for meanwhile.
+    pub(super) fn still_fits(&self, reload: &Reload) -> Result<(), Refusal> {
+        let closes = &reload.difference.close;
+        for (place, source) in self.hub.present() {
+            if closes.contains(&source.name) {
+                self.hub.may_retire(place)?;
+            }
+        }
+        for opened in &reload.opened {
+            let name = opened.name();
+            if !closes.iter().any(|it| it == name) && self.may_be_named(name).is_err() {
+                let what = format!("source {name:?} was added meanwhile; nothing is changed");
+                return Err(Refusal::new(code::EXISTS, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a configuration in force whose grants are already; tells what is different.
+    pub(super) fn exchange_sources(
+        &mut self,
+        token: u64,
+        reload: Reload,
+        owed: &mut Vec<Owed<()>>,
+    ) -> Result<Message, Refusal> {
+        let Reload {
+            difference,
+            config,
+            opened,
+            made,
+            _turn,
+        } = reload;
+        let mut failed = None;
+        match self.adopt_programs(made) {
+            Ok(asked) => owed.extend(asked),
+            Err(refusal) => failed = Some(refusal),
+        }
+        for name in &difference.close {
+            self.part_from_pattern(token, name, REMOVED);
+            let found = self.hub.present().find(|(_, source)| source.name == *name);
+            // It may have been removed at run time.
+            if let Some(place) = found.map(|(place, _)| place) {
+                self.part_from(token, place);
+            }
+        }
+        for name in difference.unload() {
+            // It may have been removed at run time.
+            if self.hub.twins.grant(&name).is_some()
+                && let Err(refusal) = self.remove_program(token, &name)
+            {
+                failed = failed.or(Some(refusal));
+            }
+        }
+        let mut missing = Vec::new();
+        for source in opened {
+            let name = source.name().to_owned();
+            if let Err(refusal) = self.welcome_any(token, source) {
+                log::error!(target: "source", "{}", refusal.text);
+                failed = failed.or(Some(refusal));
+                missing.push(name);
+            }
+        }
+        let told = difference.told();
+        for (name, what) in &told {
+            match *what {
+                "restart" => {
+                    log::warn!(target: "control", "reload: {name}: waits for a restart of the daemon")
+                }
+                what => log::info!(target: "control", "reload: {name}: {what}"),
+            }
+        }
+        if told.is_empty() {
+            log::info!(target: "control", "reload: nothing is different");
+        }
+        difference.done(&mut self.reloads.config, config);
+        // The next reload tries it again.
+        let sources = &mut self.reloads.config.sources;
+        sources.retain(|spec| !missing.iter().any(|name| name == spec.name()));
+        failed.map_or_else(|| Ok(answer(told)), Err)
+    }
+}
