@@ -71,7 +71,7 @@ fn interfaces_that_match_are_sources_while_they_are_there() {
     };
     let rm = |name: &str| SourceRequest::Remove { name: name.into() };
     change(add("vnet9=gen,pps=10")).unwrap();
-    let seen = |socket| {
+    let seen = |socket: std::path::PathBuf| {
         as_user(move || {
             let devices = Client::connect_to(&socket).unwrap().devices().unwrap();
             let mut names: Vec<_> = devices.into_iter().map(|it| it.name).collect();

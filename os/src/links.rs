@@ -33,6 +33,8 @@ pub struct Links {
     listed: Option<BTreeSet<i32>>,
     /// The list on its way is old, and another one is to be asked for.
     again: bool,
+    /// News were lost.
+    lost: bool,
     buffer: Vec<u8>,
 }
 
@@ -49,6 +51,7 @@ impl Links {
             all: BTreeMap::new(),
             listed: None,
             again: false,
+            lost: false,
             buffer: vec![0; 64 << 10],
         };
         links.ask()?;
@@ -68,7 +71,7 @@ impl Links {
         let mut buffer = std::mem::take(&mut self.buffer);
         let read = self.take(&mut buffer);
         self.buffer = buffer;
-        read.map(|()| self.listed.is_none())
+        read.map(|()| self.listed.is_none() && !self.lost)
     }
 
     fn take(&mut self, buffer: &mut [u8]) -> io::Result<()> {
@@ -82,9 +85,16 @@ impl Links {
                         self.hear(&buffer[..len])?;
                     }
                 }
-                Err(Errno::AGAIN) => return Ok(()),
+                // NB: only now. Until its queue was empty the kernel says no second time that it dropped news, of those
+                // after the list too.
+                Err(Errno::AGAIN) => {
+                    return match std::mem::take(&mut self.lost) {
+                        true => self.ask(),
+                        false => Ok(()),
+                    };
+                }
                 // Much changed at once: what was not told is asked for.
-                Err(Errno::NOBUFS) => self.ask()?,
+                Err(Errno::NOBUFS) => self.lost = true,
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
