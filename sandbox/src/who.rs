@@ -4,7 +4,8 @@
 //! was learnt counts only if the call still waited afterwards; the caller asks (`Listener::waits`). A process (where the
 //! kernel does not say which one, a thread) that was seen before is known again by a directory of `/proc` that was opened
 //! then (it never means another one), by the file that it runs, and by its command line: exec changes one of them, for
-//! all of its threads.
+//! all of its threads. A file that was changed a moment ago can be changed once more and have the same times: of it nothing
+//! is remembered.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -12,6 +13,7 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
 use sha2::{Digest, Sha256};
@@ -65,6 +67,11 @@ const MOST_LINE_BYTES: usize = 4096;
 const MOST_FILE_BYTES: u64 = 256 << 20;
 /// So many ancestors are looked up.
 const MOST_ANCESTORS: usize = 16;
+/// Two ticks of the slowest clock by which the kernel stamps files (100 a second): a file that was changed longer ago gets
+/// another time when it is changed again. Linux 6.13 stamps finer on most file systems, and nobody says on which.
+const TICKS: Duration = Duration::from_millis(20);
+/// The same where times have no fractions of a second, or of two (FAT).
+const SECONDS: Duration = Duration::from_secs(3);
 
 impl Known {
     /// Who a thread is, if nothing has to be read for it but what changes.
@@ -99,6 +106,8 @@ impl Known {
             Mode::empty(),
         )?;
         let version = version_in(&directory)?;
+        // Of the time before the file is read: what changes it later has another time than this version.
+        let is_settled = version.is_settled(SystemTime::now());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let lines = File::from(openat(&directory, "cmdline", flags, Mode::empty())?);
         let line = line_of(&lines, &mut [0; MOST_LINE_BYTES])?.to_vec();
@@ -115,10 +124,13 @@ impl Known {
                     pid,
                     started,
                     program: fs::read_link(format!("/proc/{thread}/exe"))?,
-                    hash: self.hash(&directory, version, waits)?,
+                    hash: self.hash(&directory, version, is_settled, waits)?,
                     arguments: words_of(&line),
                     ancestors: ancestors(pid, root),
                 });
+                if !is_settled {
+                    return Ok(who);
+                }
                 let mut processes = lock(&self.processes);
                 if processes.len() >= MOST_PROCESSES {
                     processes.clear();
@@ -157,6 +169,7 @@ impl Known {
         &self,
         directory: &OwnedFd,
         version: Version,
+        is_settled: bool,
         waits: impl Fn() -> bool,
     ) -> io::Result<Option<[u8; 32]>> {
         let mut hashes = lock(&self.hashes);
@@ -167,6 +180,9 @@ impl Known {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Err(error),
             hash => hash.ok(),
         };
+        if !is_settled {
+            return Ok(hash);
+        }
         if hashes.len() >= MOST_HASHES {
             hashes.clear();
         }
@@ -210,6 +226,17 @@ fn read_hash(
 }
 
 impl Version {
+    /// Whether whatever changes the file from now on gives it another time. A time that is to come is none.
+    fn is_settled(&self, now: SystemTime) -> bool {
+        let (seconds, nanoseconds) = self.changed;
+        let needed = if nanoseconds == 0 { SECONDS } else { TICKS };
+        let changed = u64::try_from(seconds).ok().map(|seconds| {
+            SystemTime::UNIX_EPOCH
+                + Duration::new(seconds, nanoseconds.clamp(0, 999_999_999) as u32)
+        });
+        changed.is_none_or(|changed| now.duration_since(changed).is_ok_and(|age| age >= needed))
+    }
+
     fn of(file: &fs::Metadata) -> Self {
         Self {
             device: file.dev(),
@@ -307,6 +334,73 @@ mod tests {
         assert!(!who.ancestors.is_empty());
         assert_eq!(who.arguments[0], std::env::args().next().unwrap());
         assert!(Arc::ptr_eq(&known.seen(pid).unwrap(), &who));
+    }
+
+    /// A file that is written twice within one tick, on a file system whose times are those of ticks, and what is known of it
+    /// after the first and the second time.
+    fn hashes_of_two(now: impl Fn() -> SystemTime) -> Option<[[u8; 32]; 2]> {
+        let dir = vnplug_testing::TestDir::new("sandbox-racy");
+        let mount = |words: &[&str]| {
+            let mut command = std::process::Command::new(words[0]);
+            command
+                .args(&words[1..])
+                .arg(&dir.0)
+                .status()
+                .unwrap()
+                .success()
+        };
+        // Others have finer times since Linux 6.13.
+        assert!(mount(&["mount", "-t", "ramfs", "ramfs"]));
+        let directory = OwnedFd::from(File::open(&dir.0).unwrap());
+        let found = (0..1000).find_map(|_| {
+            let known = Known::default();
+            let mut seen = Vec::new();
+            for text in ["one", "two"] {
+                fs::write(dir.path("exe"), text).unwrap();
+                let version = version_in(&directory).unwrap();
+                let is_settled = version.is_settled(now());
+                let hash = known.hash(&directory, version, is_settled, || true);
+                seen.push((version, hash.unwrap().unwrap()));
+            }
+            (seen[0].0 == seen[1].0).then(|| [seen[0].1, seen[1].1])
+        });
+        drop(directory);
+        assert!(mount(&["umount"]));
+        found
+    }
+
+    #[test]
+    fn a_file_that_changes_twice_in_a_tick_is_not_taken_for_the_first_one() {
+        let texts = ["one", "two"].map(|text| <[u8; 32]>::from(Sha256::digest(text)));
+        let found = hashes_of_two(SystemTime::now);
+        assert_eq!(found.expect("two changes have one time"), texts);
+        // The control: who believes that the time is long past is wrong.
+        let found = hashes_of_two(|| SystemTime::now() + Duration::from_secs(9));
+        assert_eq!(found.expect("two changes have one time"), [texts[0]; 2]);
+    }
+
+    #[test]
+    fn a_time_is_past_when_no_change_can_have_it() {
+        let at = |seconds, nanoseconds| Version {
+            device: 0,
+            number: 0,
+            length: 0,
+            changed: (seconds, nanoseconds),
+            written: (0, 0),
+        };
+        let now = SystemTime::UNIX_EPOCH + Duration::new(1000, 30_000_000);
+        for (seconds, nanoseconds, is_settled) in [
+            (1000, 10_000_000, true),
+            (1000, 10_000_001, false),
+            (1000, 40_000_000, false),
+            (1000, 0, false),
+            (998, 0, false),
+            (997, 0, true),
+            (-1, 5, true),
+        ] {
+            let version = at(seconds, nanoseconds);
+            assert_eq!(version.is_settled(now), is_settled, "{version:?}");
+        }
     }
 
     #[test]
