@@ -14,8 +14,19 @@ pub(super) struct Control {
     /// As the kernel takes them.
     pub(super) bytes: Vec<u8>,
     /// What the descriptors in `bytes` are; they must live until the message is sent.
-    files: Vec<OwnedFd>,
+    files: Vec<Held>,
 }
+
+/// A descriptor of a program's. It is closed before another one may take its place.
+#[derive(Debug)]
+struct Held {
+    _file: OwnedFd,
+    _share: Share,
+}
+
+/// The right to hold one descriptor.
+#[derive(Debug)]
+struct Share;
 
 /// What of control messages the kernel takes at most (`net.core.optmem_max` is 20 KiB or 128 KiB).
 pub(super) const LONGEST_BYTES: u64 = 128 * 1024;
@@ -66,14 +77,14 @@ impl Control {
             if self.files.len() == MOST {
                 return Err(libc::EINVAL);
             }
-            if HELD.load(Ordering::Relaxed) >= most_held() {
-                return Err(libc::ETOOMANYREFS);
-            }
+            let _share = Share::of(most_held()).ok_or(libc::ETOOMANYREFS)?;
             let number = i32::from_ne_bytes(number.try_into().expect("four bytes"));
             let file = process::file_of(thread, number).map_err(number_of)?;
             numbers.extend(file.as_raw_fd().to_ne_bytes());
-            self.files.push(file);
-            HELD.fetch_add(1, Ordering::Relaxed);
+            self.files.push(Held {
+                _file: file,
+                _share,
+            });
         }
         Ok(numbers)
     }
@@ -89,9 +100,19 @@ impl Control {
     }
 }
 
-impl Drop for Control {
+impl Share {
+    /// One of so many.
+    fn of(most: usize) -> Option<Self> {
+        let more = |held: usize| (held < most).then(|| held + 1);
+        let taken = HELD.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        // One that was not taken is not given back either.
+        taken.is_ok().then(|| Self)
+    }
+}
+
+impl Drop for Share {
     fn drop(&mut self) {
-        HELD.fetch_sub(self.files.len(), Ordering::Relaxed);
+        HELD.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -233,5 +254,13 @@ mod tests {
         assert_eq!(refused, libc::ETOOMANYREFS);
         drop(waiting);
         assert!(of().is_ok());
+        // From several threads at once it is not one more.
+        let taken = std::thread::scope(|scope| {
+            let take = || std::iter::from_fn(|| of().ok()).collect::<Vec<_>>();
+            let takers = [(); 8].map(|()| scope.spawn(take));
+            takers.map(|taker| taker.join().unwrap())
+        });
+        let files = taken.iter().flatten().map(|control| control.files.len());
+        assert!(files.sum::<usize>() <= most_held());
     }
 }
