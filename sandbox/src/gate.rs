@@ -161,11 +161,12 @@ impl Gate {
             .allows_anybody(transport, to, &names, SystemTime::now())
     }
 
-    /// By which names of its address an act is allowed; `None` if it is by the address, whatever names that has.
-    pub(crate) fn names_allowing(&self, act: &Act) -> Option<Vec<Name>> {
+    /// By which names of its address an act was allowed; `None` if it was by the address, whatever names that has.
+    /// `before`: the names when it was proposed, some of which may be dead by now.
+    pub(crate) fn names_allowing(&self, act: &Act, before: &[Name]) -> Option<Vec<Name>> {
         let (policy, now) = (self.inner.policy(), SystemTime::now());
         let may = |names: &[Name]| policy.decide(act, names, now).say == Say::Allow;
-        let all = self.names_of(act);
+        let all = self.names_since(act, before);
         if all.is_empty() || may(&[]) {
             return None;
         }
@@ -253,7 +254,8 @@ impl Gate {
         self.inner.desk.lock().open.len()
     }
 
-    fn names_of(&self, act: &Act) -> Vec<Name> {
+    /// The names of the address that an act is about, now.
+    pub(crate) fn names_of(&self, act: &Act) -> Vec<Name> {
         match &act.target {
             Target::Internet(to) => self.inner.learned.names(to.ip()),
             _ => Vec::new(),
@@ -276,6 +278,18 @@ impl Gate {
             return inner.settle(act, &names, decision, verdict, None, then);
         }
         let nobody = Decision {
+    /// Those, and those that it had before.
+    fn names_since(&self, act: &Act, before: &[Name]) -> Vec<Name> {
+        let mut names = self.names_of(act);
+        let dead: Vec<_> = before
+            .iter()
+            .filter(|name| !names.contains(name))
+            .cloned()
+            .collect();
+        names.extend(dead);
+        names
+    }
+
             say: Say::Deny,
             reason: Reason::Nobody,
         };
@@ -605,3 +619,7 @@ impl fmt::Debug for Gate {
 const LOOK: Duration = Duration::from_secs(1);
 /// Of so many processes the acts are counted at once.
 const PROCESSES: usize = 4096;
+
+#[cfg(test)]
+#[path = "gate_tests.rs"]
+mod tests;

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use crate::act::{Act, Doing, Transport, Who};
 use crate::gate::Gate;
+use crate::name::Name;
 
 /// Says where an act goes instead.
 pub type Detour = Box<dyn Fn(&Act) -> Option<SocketAddr> + Send + Sync>;
 /// Is told whose socket with this address of its own took a detour.
 pub type Detoured = Box<dyn Fn(&Arc<Who>, Transport, SocketAddr) + Send + Sync>;
-/// Is told of an act that was allowed.
-pub type Permit = Box<dyn Fn(&Act) + Send + Sync>;
+/// Is told of an act that was allowed, and of the names that its address had when it was proposed.
+pub type Permit = Box<dyn Fn(&Act, &[Name]) + Send + Sync>;
 
 /// Who judges, and who else has a say. Made in the supervisor.
 pub struct Judging {

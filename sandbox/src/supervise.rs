@@ -82,17 +82,17 @@ pub(crate) fn supervise(supervision: Supervision) -> io::Result<u8> {
     if let Some(fence) = place.fence() {
         let permit = judging.permit.take();
         let gate = judging.gate.clone();
-        judging.permit = Some(Box::new(move |act| {
+        judging.permit = Some(Box::new(move |act, names| {
             if let (Transport::Tcp, Target::Internet(peer)) = (act.transport, &act.target)
                 && act.doing == Doing::Connect
-                && !fence.name(*peer, gate.names_allowing(act))
+                && !fence.name(*peer, gate.names_allowing(act, names))
             {
                 log::warn!("{peer}: too many peers are known by name; its packets are dropped");
                 return;
             }
             fence.allow(act);
             if let Some(permit) = &permit {
-                permit(act);
+                permit(act, names);
             }
         }));
     }

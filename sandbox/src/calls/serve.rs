@@ -19,6 +19,7 @@ use super::unix::{Own, Place};
 use crate::act::Act;
 use crate::gate::Verdict;
 use crate::judging::Judging;
+use crate::name::Name;
 use crate::sys::identity::Identity;
 use crate::sys::memory::Memory;
 use crate::sys::seccomp::{Answer, Listener, Notice};
@@ -75,8 +76,8 @@ pub(super) struct Server {
 /// A call that waits for a verdict, and how it was proposed.
 pub(super) struct Asked {
     pub(super) pending: Pending,
-    /// The act, if somebody must know of it when it is allowed.
-    act: Option<Act>,
+    /// The act and the names of its address, if somebody must know of it when it is allowed.
+    act: Option<(Act, Vec<Name>)>,
 }
 
 /// Work for the thread that holds what waits.
@@ -309,7 +310,13 @@ impl Server {
             }
         }
         let id = pending.id;
-        let kept = self.judging.permit.is_some().then(|| act.clone());
+        // A name can die before the question is answered.
+        let names = || self.judging.gate.names_of(act);
+        let kept = self
+            .judging
+            .permit
+            .is_some()
+            .then(|| (act.clone(), names()));
         lock(&self.asked).insert(id, Asked { pending, act: kept });
         let server = Arc::clone(self);
         self.judging
@@ -335,8 +342,10 @@ impl Server {
         let Some(Asked { mut pending, act }) = lock(&self.asked).remove(&id) else {
             return;
         };
-        if let (Verdict::Allow, Some(act), Some(permit)) = (verdict, act, &self.judging.permit) {
-            permit(&act);
+        if let (Verdict::Allow, Some((act, names)), Some(permit)) =
+            (verdict, act, &self.judging.permit)
+        {
+            permit(&act, &names);
         }
         match (verdict, &mut pending.task) {
             (Verdict::Allow, Task::Change(looked)) => {

@@ -28,8 +28,9 @@ use std::time::{Duration, Instant};
 
 use super::counts::{Counts, Fate, Peer};
 use super::kept;
+use super::flow::{Segment, Word};
 use super::seen::{Arp, Packet, Seen, ipv4, ipv6};
-use super::served::{Segment, Served, Word};
+use super::served::Served;
 use super::sets::{Bounded, Lasting};
 use crate::act::{Act, Doing, Target, Transport};
 use crate::interface::cable::Guard;
@@ -292,7 +293,7 @@ impl State {
             false => Segment::of(packet.body),
         };
         let may = |name: &Name| names.is_some_and(|names| names(peer, name));
-        match self.served.sent(peer, own, segment, may) {
+        match self.served.sent(peer, own, segment, Instant::now(), may) {
             Word::Passes => fate,
             Word::Refused(name) => {
                 if let Some(name) = name
@@ -433,7 +434,9 @@ impl State {
         let from = packet.from;
         if let (TCP, Some((port, own))) = (packet.protocol, packet.ports()) {
             let peer = SocketAddr::new(from, port);
-            self.served.received(peer, own, Segment::of(packet.body));
+            if !self.served.received(peer, own, segment, Instant::now()) {
+                return Fate::Denied((Transport::Tcp, from, port));
+            }
         }
         let icmp = (Transport::Icmp, from, 0);
         match packet.protocol {
@@ -462,6 +465,9 @@ impl State {
                 Some((transport, port, own)) => self.enter((transport, from, port), own, rules),
                 None => Fate::Odd,
             },
+        let segment = Segment::of(packet.body);
+        // Of a segment in parts what follows its head is not known.
+        let segment = segment.map(|it| if packet.more { it.head() } else { it });
         }
     }
 

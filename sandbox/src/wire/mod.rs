@@ -13,6 +13,7 @@ mod counts;
 pub mod dhcp;
 mod fence;
 pub mod hello;
+mod flow;
 mod kept;
 mod lease;
 mod netlink;

@@ -1,0 +1,355 @@
+//! One connection of a TLS client that must name its server: what it said, what of that its peer has, and whether it may say
+//! more.
+//!
+//! The kernel sends once more what was lost, and takes it from where it lies: a file that was sent (`sendfile`) may have other
+//! bytes then. So what was judged is kept until the peer has acknowledged it, and nothing else passes in its place. Nobody but
+//! the peer knows the numbers by which it acknowledges.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use super::hello::{Client, Hello, Server};
+use crate::name::Name;
+
+/// A segment of TCP, as far as it counts here.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment<'a> {
+    pub(super) number: u32,
+    pub(super) acknowledged: u32,
+    pub(super) flags: u8,
+    pub(super) options: &'a [u8],
+    pub(super) data: &'a [u8],
+}
+
+/// What becomes of a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    /// It goes on.
+    Passes,
+    /// It does not; a new refusal names the server.
+    Refused(Option<Name>),
+}
+
+#[derive(Debug)]
+pub(super) struct Flow {
+    /// What was judged, and the peer is not known to have.
+    said: Vec<u8>,
+    /// The number of the byte behind that.
+    next: u32,
+    /// The number behind everything that was sent.
+    last: u32,
+    /// The number of the next byte of the peer's; `None`: it has not answered.
+    theirs: Option<u32>,
+    client: Client,
+    server: Server,
+    stage: Stage,
+    /// The program says nothing more.
+    ended: bool,
+    began: Instant,
+    /// When a segment of it was seen.
+    seen: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// A name can still be said.
+    Reading,
+    /// It may say what it likes.
+    Free,
+    /// It named a server that it may not reach.
+    Refused,
+}
+
+/// Connections, by peer and own port.
+#[derive(Debug, Default)]
+pub(super) struct Flows {
+    flows: HashMap<(SocketAddr, u16), Flow>,
+    /// Bytes that are kept of all of them.
+    kept: usize,
+}
+
+impl<'a> Segment<'a> {
+    pub(super) fn of(body: &'a [u8]) -> Option<Self> {
+        let head = body.first_chunk::<20>()?;
+        let (whole, data) = body.split_at_checked(usize::from(head[12] >> 4) * 4)?;
+        Some(Self {
+            number: u32::from_be_bytes([head[4], head[5], head[6], head[7]]),
+            acknowledged: u32::from_be_bytes([head[8], head[9], head[10], head[11]]),
+            flags: head[13],
+            options: whole.get(head.len()..)?,
+            data,
+        })
+    }
+
+    /// Only its head: the rest comes in other parts of a datagram.
+    pub(super) fn head(self) -> Self {
+        Self { data: &[], ..self }
+    }
+
+    pub(super) fn has(&self, flags: u8) -> bool {
+        self.flags & flags == flags
+    }
+
+    /// It carries a part of a connection that others carry, too (RFC 8684, 3.2): nobody could read what comes by all of them.
+    pub(super) fn joins(&self) -> bool {
+        let mut options = self.options;
+        loop {
+            options = match options {
+                [] | [0, ..] => return false,
+                [1, rest @ ..] => rest,
+                [MULTIPATH, _, what, ..] if what >> 4 == JOIN => return true,
+                [_, length, ..] if *length >= 2 => match options.get(usize::from(*length)..) {
+                    Some(rest) => rest,
+                    None => return false,
+                },
+                _ => return false,
+            }
+        }
+    }
+}
+
+impl Flow {
+    /// A connection that begins with a segment of this number.
+    pub(super) fn new(number: u32, now: Instant) -> Self {
+        let next = number.wrapping_add(1);
+        Self {
+            said: Vec::new(),
+            next,
+            last: next,
+            theirs: None,
+            client: Client::default(),
+            server: Server::default(),
+            stage: Stage::Reading,
+            ended: false,
+            began: now,
+            seen: now,
+        }
+    }
+
+    /// Whether it began with a segment of this number, which nobody has answered.
+    pub(super) fn began_with(&self, number: u32) -> bool {
+        self.theirs.is_none() && self.first() == number.wrapping_add(1)
+    }
+
+    /// The number of the first byte that the peer is not known to have.
+    fn first(&self) -> u32 {
+        self.next.wrapping_sub(self.said.len() as u32)
+    }
+
+    pub(super) fn is_answered(&self) -> bool {
+        self.theirs.is_some()
+    }
+
+    /// Nothing is left to look at: it passes as it is.
+    pub(super) fn is_over(&self) -> bool {
+        let says_nothing = self.ended && self.stage == Stage::Reading;
+        self.said.is_empty() && (says_nothing || self.stage == Stage::Free)
+    }
+
+    /// What a segment of the program's says, if `may` tells which names it may say. So much more of it may be kept.
+    pub(super) fn sent(
+        &mut self,
+        segment: &Segment<'_>,
+        room: usize,
+        now: Instant,
+        may: impl Fn(&Name) -> bool,
+    ) -> Word {
+        self.seen = now;
+        if segment.has(ACK) {
+            let theirs = self.theirs.get_or_insert(segment.acknowledged);
+            // As far as the program's own kernel has taken it.
+            if ahead(segment.acknowledged, *theirs) > 0 {
+                *theirs = segment.acknowledged;
+            }
+        }
+        let word = match segment.data {
+            [] => Word::Passes,
+            data => self.says(segment, data, room, may),
+        };
+        if word == Word::Passes {
+            let data = segment.data.len() as u32 + u32::from(segment.has(SYN));
+            let behind = segment.number.wrapping_add(data);
+            // What is missing before an end is still to be said.
+            self.ended |= segment.has(FIN) && behind == self.next;
+            let behind = behind.wrapping_add(segment.has(FIN).into());
+            if ahead(behind, self.last) > 0 {
+                self.last = behind;
+            }
+        }
+        word
+    }
+
+    fn says(
+        &mut self,
+        segment: &Segment<'_>,
+        data: &[u8],
+        room: usize,
+        may: impl Fn(&Name) -> bool,
+    ) -> Word {
+        let first = segment.number.wrapping_add(u32::from(segment.has(SYN)));
+        let ahead = ahead(first, self.next);
+        match self.stage {
+            Stage::Refused => return Word::Refused(None),
+            Stage::Free if ahead > 0 => return Word::Passes,
+            // What is missing before it comes first.
+            Stage::Reading if ahead > 0 => return Word::Refused(None),
+            _ => {}
+        }
+        let back = ahead.unsigned_abs() as usize;
+        let (old, mut new) = data.split_at(back.min(data.len()));
+        // Said once more: the same again, or nothing. What the peer has it does not take anew.
+        let had = back.saturating_sub(self.said.len()).min(old.len());
+        let at = self.said.len().saturating_sub(back);
+        if !self.said[at..].starts_with(&old[had..]) {
+            return Word::Refused(None);
+        }
+        if new.is_empty() || self.stage == Stage::Free {
+            return Word::Passes;
+        }
+        if segment.has(URG) {
+            // The peer may take a byte of it out of the stream.
+            return self.refuse(None);
+        }
+        if self.said.len() > MOST_SAID || new.len() > room {
+            // Later, when the peer has more of it.
+            return Word::Refused(None);
+        }
+        self.said.extend_from_slice(new);
+        self.next = self.next.wrapping_add(new.len() as u32);
+        while let Some(hello) = self.client.read(&mut new) {
+            match hello {
+                Hello::Unnamed => {}
+                Hello::Named(name) if may(&name) => {}
+                Hello::Other | Hello::Over => {
+                    self.stage = Stage::Free;
+                    return Word::Passes;
+                }
+                Hello::Named(name) => return self.refuse(Some(name)),
+                Hello::Wrong => return self.refuse(None),
+            }
+        }
+        Word::Passes
+    }
+
+    fn refuse(&mut self, name: Option<Name>) -> Word {
+        (self.stage, self.said) = (Stage::Refused, Vec::new());
+        Word::Refused(name)
+    }
+
+    /// A segment of the peer's. False: it ends the connection.
+    pub(super) fn received(&mut self, segment: &Segment<'_>, now: Instant) -> bool {
+        let first = self.first();
+        let more = ahead(segment.acknowledged, first);
+        let acknowledges = segment.has(ACK) && (0..=ahead(self.last, first)).contains(&more);
+        let had = self.said.len().min(more.unsigned_abs() as usize);
+        let Some(theirs) = self.theirs else {
+            if acknowledges && segment.has(RST) {
+                return false;
+            }
+            if acknowledges && segment.has(SYN) {
+                self.theirs = Some(segment.number.wrapping_add(1));
+                self.said.drain(..had);
+                self.seen = now;
+            }
+            return true;
+        };
+        if segment.has(RST) {
+            return segment.number != theirs;
+        }
+        // Somebody who does not see the connection does not know what comes next.
+        if !(0..WINDOW).contains(&ahead(segment.number, theirs)) {
+            return true;
+        }
+        self.seen = now;
+        if acknowledges {
+            self.said.drain(..had);
+        }
+        if segment.number == theirs && !segment.data.is_empty() {
+            self.theirs = Some(theirs.wrapping_add(segment.data.len() as u32));
+            let takes = self.server.read(segment.data) && self.client.has_greeted();
+            if takes && self.stage == Stage::Reading {
+                self.stage = Stage::Free;
+            }
+        }
+        true
+    }
+
+    /// The kernel has given it up: it would have sent what is not acknowledged, which it does every two minutes.
+    fn is_dead(&self, now: Instant) -> bool {
+        let waits = !self.said.is_empty() || self.stage == Stage::Refused;
+        waits && now.duration_since(self.seen) > SILENCE
+    }
+}
+
+impl Flows {
+    pub(super) fn take(&mut self, key: &(SocketAddr, u16)) -> Option<Flow> {
+        let flow = self.flows.remove(key)?;
+        self.kept -= flow.said.len();
+        Some(flow)
+    }
+
+    pub(super) fn put(&mut self, key: (SocketAddr, u16), flow: Flow) {
+        self.kept += flow.said.len();
+        self.flows.insert(key, flow);
+    }
+
+    /// So many bytes more may be kept.
+    pub(super) fn room(&self) -> usize {
+        MOST_KEPT.saturating_sub(self.kept)
+    }
+
+    /// Whether another one may begin. If there are too many, one that nobody has answered makes room, the oldest first;
+    /// then one that is dead.
+    pub(super) fn has_room(&mut self, now: Instant) -> bool {
+        if self.flows.len() < MOST_FLOWS {
+            return true;
+        }
+        let oldest = |which: &dyn Fn(&Flow) -> bool| {
+            let flows = self.flows.iter().filter(|(_, flow)| which(flow));
+            flows
+                .min_by_key(|(_, flow)| flow.began)
+                .map(|(key, _)| *key)
+        };
+        let unanswered = oldest(&|flow: &Flow| flow.theirs.is_none());
+        let gone = unanswered.or_else(|| oldest(&|flow: &Flow| flow.is_dead(now)));
+        gone.and_then(|key| self.take(&key)).is_some()
+    }
+
+    /// What that peer is told is compared no longer.
+    pub(super) fn forget(&mut self, peer: SocketAddr) {
+        let keys: Vec<_> = self
+            .flows
+            .keys()
+            .filter(|key| key.0 == peer)
+            .copied()
+            .collect();
+        for key in keys {
+            self.take(&key);
+        }
+    }
+}
+
+/// How far one number is ahead of another.
+fn ahead(number: u32, of: u32) -> i32 {
+    number.wrapping_sub(of).cast_signed()
+}
+
+pub(super) const FIN: u8 = 1;
+pub(super) const SYN: u8 = 2;
+pub(super) const RST: u8 = 4;
+pub(super) const ACK: u8 = 0x10;
+pub(super) const URG: u8 = 0x20;
+/// The option of Multipath TCP, and which of them says that a connection is one more of several.
+const MULTIPATH: u8 = 30;
+const JOIN: u8 = 1;
+/// Connections that have not said whom they mean, or whose peer does not have that yet, at once; more have to wait.
+pub(super) const MOST_FLOWS: usize = 1024;
+/// If so much of a connection is not acknowledged, more has to wait. The kernel hands up to 64 KiB over in one segment.
+const MOST_SAID: usize = 65_536;
+/// So much is kept of all connections.
+const MOST_KEPT: usize = 32 << 20;
+/// How far the peer may be ahead of what the program has acknowledged.
+const WINDOW: i32 = 65_536;
+/// After this a connection is dead whose kernel would have something to say.
+const SILENCE: Duration = Duration::from_secs(300);
