@@ -179,6 +179,22 @@ impl Gate {
         Some(if allowed.is_empty() { all } else { allowed })
     }
 
+    /// Whether what allowed an act has no end. If it has one, or is over already, so have the packets that it lets pass.
+    pub(crate) fn lasts(&self, act: &Act, before: &[Name]) -> bool {
+        if self.inner.closure.is_some() {
+            return true;
+        }
+        let names = self.names_since(act, before);
+        let decision = self.inner.policy().decide(act, &names, SystemTime::now());
+        let is_bounded = match &decision.reason {
+            Reason::Rule(rule) | Reason::Project(rule) | Reason::Answer(rule) => {
+                rule.until.is_some()
+            }
+            _ => false,
+        };
+        decision.say == Say::Allow && !is_bounded
+    }
+
     /// True if a rule that does not ask for the program allows this name there.
     pub(crate) fn allows_name(&self, to: SocketAddr, name: &Name) -> bool {
         let names = std::slice::from_ref(name);
@@ -262,6 +278,18 @@ impl Gate {
         }
     }
 
+    /// Those, and those that it had before.
+    fn names_since(&self, act: &Act, before: &[Name]) -> Vec<Name> {
+        let mut names = self.names_of(act);
+        let dead: Vec<_> = before
+            .iter()
+            .filter(|name| !names.contains(name))
+            .cloned()
+            .collect();
+        names.extend(dead);
+        names
+    }
+
     fn ask(&self, act: &Act, names: Vec<Name>, then: Then) {
         let inner = &self.inner;
         let (offers, lasts) = ask::offers(act, &names);
@@ -278,18 +306,6 @@ impl Gate {
             return inner.settle(act, &names, decision, verdict, None, then);
         }
         let nobody = Decision {
-    /// Those, and those that it had before.
-    fn names_since(&self, act: &Act, before: &[Name]) -> Vec<Name> {
-        let mut names = self.names_of(act);
-        let dead: Vec<_> = before
-            .iter()
-            .filter(|name| !names.contains(name))
-            .cloned()
-            .collect();
-        names.extend(dead);
-        names
-    }
-
             say: Say::Deny,
             reason: Reason::Nobody,
         };

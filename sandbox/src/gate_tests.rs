@@ -40,3 +40,25 @@ fn a_name_that_died_while_its_question_was_open_is_the_one_that_was_allowed() {
     let by_address = answered(|rule| rule.ports = vec![443..=443]);
     assert_eq!(by_address.names_allowing(&act, &before), None);
 }
+
+#[test]
+fn what_is_allowed_once_does_not_last() {
+    let act = act();
+    let until = |seconds| Some(SystemTime::now() + Duration::from_secs(seconds));
+    let once = answered(|rule| (rule.process, rule.until) = (Some((7, 7)), until(10)));
+    assert!(!once.lasts(&act, &[]));
+    let until = answered(|rule| rule.until = until(600));
+    assert!(!until.lasts(&act, &[]));
+    let over = answered(|rule| rule.until = Some(SystemTime::UNIX_EPOCH));
+    assert!(!over.lasts(&act, &[]));
+    let session = answered(|_| ());
+    assert!(session.lasts(&act, &[]));
+    let default = Gate::new(Policy {
+        default: Say::Allow,
+        ..Policy::default()
+    });
+    assert!(default.lasts(&act, &[]));
+    // By a name that has died since.
+    let named = answered(|rule| rule.to = vec![Place::Name(name("a.org"))]);
+    assert!(named.lasts(&act, &[name("a.org")]) && !named.lasts(&act, &[]));
+}

@@ -90,7 +90,10 @@ pub(crate) fn supervise(supervision: Supervision) -> io::Result<u8> {
                 log::warn!("{peer}: too many peers are known by name; its packets are dropped");
                 return;
             }
-            fence.allow(act);
+            match gate.lasts(act, names) {
+                true => fence.allow(act),
+                false => fence.allow_briefly(act),
+            }
             if let Some(permit) = &permit {
                 permit(act, names);
             }

@@ -26,9 +26,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::brief::Brief;
 use super::counts::{Counts, Fate, Peer};
-use super::kept;
 use super::flow::{Segment, Word};
+use super::kept;
 use super::seen::{Arp, Packet, Seen, ipv4, ipv6};
 use super::served::Served;
 use super::sets::{Bounded, Lasting};
@@ -65,6 +66,8 @@ struct State {
     permitted: Lasting<Peer>,
     /// Addresses of those, so that they can be found.
     known: Lasting<IpAddr>,
+    /// What was permitted and ends.
+    brief: Brief,
     listening: Lasting<(Transport, u16)>,
     /// Who came to a port that listens: peer and own port.
     came: Bounded<(Peer, u16)>,
@@ -94,6 +97,7 @@ impl Fence {
             routers: routers.iter().copied().collect(),
             permitted: Lasting::new(MOST_PERMITTED),
             known: Lasting::new(MOST_PERMITTED),
+            brief: Brief::new(),
             listening: Lasting::new(MOST_LISTENING),
             came: Bounded::new(MOST_CAME),
             ours: Lasting::new(MOST_OURS),
@@ -159,22 +163,27 @@ impl Fence {
         }
     }
 
+    /// As [`allow`](Self::allow), by what holds once or until some time: the packets of one connection pass, as long as it
+    /// stands.
+    pub fn allow_briefly(&self, act: &Act) {
+        match (act.doing, &act.target) {
+            (Doing::Connect, Target::Internet(peer)) => {
+                if let Some(peer) = peer_of(act.transport, *peer) {
+                    self.lock().brief.permit(peer, Instant::now());
+                }
+            }
+            _ => self.allow(act),
+        }
+    }
+
     /// A program may speak with this peer from now on. ICMP and protocols without ports: port 0. A raw socket may
     /// send any packet to the address; with a packet socket everything passes.
     pub fn permit(&self, transport: Transport, peer: SocketAddr) {
         let mut state = self.lock();
-        match transport {
-            Transport::Packet => state.all = true,
-            Transport::Unix
-            | Transport::Netlink(_)
-            | Transport::Vsock
-            | Transport::Family(_)
-            | Transport::File => {}
-            _ => {
-                let (address, port) = (peer.ip().to_canonical(), port_of(transport, peer.port()));
-                state.permitted.extend((transport, address, port), None);
-                state.known.extend(address, None);
-            }
+        state.all |= transport == Transport::Packet;
+        if let Some(peer) = peer_of(transport, peer) {
+            state.permitted.extend(peer, None);
+            state.known.extend(peer.1, None);
         }
     }
 
@@ -349,14 +358,16 @@ impl State {
             ICMPV6 if to.is_ipv6() => match first.body.first() {
                 Some(&(130..=137 | 143)) => self.sent_neighbourly(first, link, rules, addresses),
                 Some(&(1..=4 | ECHO6_REPLY)) if self.is_known(to) => Fate::Permitted,
-                _ => self.judge((Transport::Icmp, to, 0), None, rules),
+                _ => self.judge_sent((Transport::Icmp, to, 0), None, first, rules),
             },
             ICMP => match first.body.first() {
                 Some(&(ECHO_REPLY | 3 | 11 | 12)) if self.is_known(to) => Fate::Permitted,
-                _ => self.judge((Transport::Icmp, to, 0), None, rules),
+                _ => self.judge_sent((Transport::Icmp, to, 0), None, first, rules),
             },
             protocol => match peer(protocol, first.ports()) {
-                Some((transport, own, port)) => self.judge((transport, to, port), Some(own), rules),
+                Some((transport, own, port)) => {
+                    self.judge_sent((transport, to, port), Some(own), first, rules)
+                }
                 None => Fate::Odd,
             },
         };
@@ -364,6 +375,26 @@ impl State {
             self.parts.add(parts);
         }
         fate
+    }
+
+    /// A packet of the program's to that peer.
+    fn judge_sent(
+        &mut self,
+        peer: Peer,
+        own: Option<u16>,
+        packet: &Packet<'_>,
+        rules: Option<&Rules>,
+    ) -> Fate {
+        match self.judge(peer, own, rules) {
+            Fate::Denied(_) => {
+                let (own, now) = (own.unwrap_or(0), Instant::now());
+                match self.brief.sent(peer, own, Segment::of(packet.body), now) {
+                    true => Fate::Permitted,
+                    false => Fate::Denied(peer),
+                }
+            }
+            fate => fate,
+        }
     }
 
     /// What neighbours and routers of IPv6 are told and asked, groups too.
@@ -432,6 +463,9 @@ impl State {
 
     fn received_packet(&mut self, packet: &Packet<'_>, rules: Option<&Rules>) -> Fate {
         let from = packet.from;
+        let segment = Segment::of(packet.body);
+        // Of a segment in parts what follows its head is not known.
+        let segment = segment.map(|it| if packet.more { it.head() } else { it });
         if let (TCP, Some((port, own))) = (packet.protocol, packet.ports()) {
             let peer = SocketAddr::new(from, port);
             if !self.served.received(peer, own, segment, Instant::now()) {
@@ -455,19 +489,18 @@ impl State {
                     Fate::Kept
                 }
                 Some(&(1..=4)) => self.error(packet.body.get(8..).and_then(ipv6), icmp),
-                _ => self.enter(icmp, 0, rules),
+                _ => self.enter(icmp, 0, None, rules),
             },
             ICMP => match packet.body.first() {
                 Some(&(3 | 11 | 12)) => self.error(packet.body.get(8..).and_then(ipv4), icmp),
-                _ => self.enter(icmp, 0, rules),
+                _ => self.enter(icmp, 0, None, rules),
             },
             protocol => match peer(protocol, packet.ports()) {
-                Some((transport, port, own)) => self.enter((transport, from, port), own, rules),
+                Some((transport, port, own)) => {
+                    self.enter((transport, from, port), own, segment, rules)
+                }
                 None => Fate::Odd,
             },
-        let segment = Segment::of(packet.body);
-        // Of a segment in parts what follows its head is not known.
-        let segment = segment.map(|it| if packet.more { it.head() } else { it });
         }
     }
 
@@ -491,7 +524,13 @@ impl State {
     }
 
     /// A packet of that peer to this own port.
-    fn enter(&mut self, peer: Peer, own: u16, rules: Option<&Rules>) -> Fate {
+    fn enter(
+        &mut self,
+        peer: Peer,
+        own: u16,
+        segment: Option<Segment<'_>>,
+        rules: Option<&Rules>,
+    ) -> Fate {
         let now = Instant::now();
         let is_chosen = matches!(own, CHOSEN_FIRST..=CHOSEN_LAST);
         let chosen = if is_chosen { 0 } else { own };
@@ -502,7 +541,10 @@ impl State {
             self.known.extend(peer.1, Some(now + ANSWER));
             return Fate::Permitted;
         }
-        self.judge(peer, Some(own), rules)
+        match self.judge(peer, Some(own), rules) {
+            Fate::Denied(_) if self.brief.received(peer, own, segment, now) => Fate::Permitted,
+            fate => fate,
+        }
     }
 
     /// A packet to or from this peer, from this own port.
@@ -539,6 +581,7 @@ impl State {
         let now = Instant::now();
         self.known.lives(&address, now)
             || self.ours.any(now, |&((_, theirs, _), _)| theirs == address)
+            || self.brief.knows(address, now)
     }
 
     /// Whether the interface has this address. The kernel is asked about one of IPv6 that is new, and not for every
@@ -607,6 +650,23 @@ fn peer(protocol: u8, ports: Option<(u16, u16)>) -> Option<(Transport, u16, u16)
         other => return Some((Transport::Other(other), 0, 0)),
     };
     ports.map(|(from, to)| (transport, from, to))
+}
+
+/// Whom an act by this transport speaks with, as packets name it.
+fn peer_of(transport: Transport, peer: SocketAddr) -> Option<Peer> {
+    match transport {
+        Transport::Packet
+        | Transport::Unix
+        | Transport::Netlink(_)
+        | Transport::Vsock
+        | Transport::Family(_)
+        | Transport::File => None,
+        _ => Some((
+            transport,
+            peer.ip().to_canonical(),
+            port_of(transport, peer.port()),
+        )),
+    }
 }
 
 fn port_of(transport: Transport, port: u16) -> u16 {

@@ -483,6 +483,31 @@ fn a_sender_of_ipv6_is_one_that_the_kernel_has() {
 }
 
 #[test]
+fn what_is_permitted_once_passes_for_one_connection_and_not_for_another() {
+    let fence = fence();
+    let act = crate::ask::tests::connect(7, &at(PEER, 443).to_string());
+    let segment = |flags: u8, from, to| {
+        let mut body = ports(from, to);
+        (body[12], body[13]) = (0x50, flags);
+        body
+    };
+    let sends = |own, flags| fence.leaves(&out(TCP, PEER, &segment(flags, own, 443)));
+    let comes = |own, flags| fence.enters(&back(TCP, PEER, &segment(flags, 443, own)));
+    const SYN: u8 = 2;
+    const ACK: u8 = 0x10;
+    assert!(!sends(40_000, SYN) && !fence.leaves(&arp_request(OWN, PEER)));
+    fence.allow_briefly(&act);
+    assert!(fence.leaves(&arp_request(OWN, PEER)));
+    assert!(sends(40_000, SYN) && comes(40_000, SYN | ACK) && sends(40_000, ACK));
+    // Nobody else speaks in its shadow.
+    assert!(!sends(40_001, ACK) && !comes(40_001, ACK));
+    // The control: what is permitted for good.
+    fence.allow(&act);
+    assert!(sends(40_001, ACK) && comes(40_001, ACK));
+    closes(&fence);
+}
+
+#[test]
 fn any_number_of_permissions_takes_bounded_memory_and_who_is_spoken_with_stays() {
     let fence = fence();
     let tcp = out(TCP, PEER, &ports(40_000, 443));

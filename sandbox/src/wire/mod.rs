@@ -9,11 +9,12 @@
 //! The supervisor is the cable: when it dies, the interface is gone and the port is free. Nobody has to be root, and the
 //! daemon needs no right that a reader of the switch would not need.
 
+mod brief;
 mod counts;
 pub mod dhcp;
 mod fence;
-pub mod hello;
 mod flow;
+pub mod hello;
 mod kept;
 mod lease;
 mod netlink;
