@@ -314,6 +314,25 @@ fn git_clones_from_a_server_that_was_allowed() {
     assert!(place.frames() > 0);
 }
 
+#[test]
+fn wget_of_busybox_writes_into_a_pipe() {
+    let place = Place::new();
+    place.serve_pages();
+    let script = format!("busybox wget -q -O - {URL} | cat; echo ${{PIPESTATUS[0]}} ended");
+    let words = ["bash", "-c", &script];
+    let error = "can't connect to remote host (203.0.113.2): Permission denied";
+    place.denied("late", &words, error);
+    let asked = place.run("pipe", &words, |_| session(0));
+    assert_eq!(
+        asked.asked(),
+        ["busybox connect tcp 203.0.113.2:8000"],
+        "{asked:#?}"
+    );
+    assert!(asked.output.contains("a page"), "{asked:#?}");
+    assert!(asked.output.contains("0 ended"), "{asked:#?}");
+    assert!(place.frames() > 0);
+}
+
 const THREADS: &str = "import socket, sys, threading
 def one(port):
     try:
