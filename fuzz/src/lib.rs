@@ -4,12 +4,16 @@
 //! programs in `src/bin` hand them to libFuzzer.
 
 pub mod control;
+pub mod dhcp;
 pub mod direct;
 pub mod filter;
+pub mod hello;
 pub mod intake;
 mod libpcap;
+pub mod names;
 pub mod pcap;
 pub mod pcapng;
+pub mod rules;
 pub mod segment;
 pub mod settings;
 

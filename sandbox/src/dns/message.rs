@@ -255,7 +255,9 @@ fn chain(asked: &Name, answers: &[ResourceRecord<'_>]) -> Vec<Name> {
     let aliases: Vec<(Name, Name)> = answers
         .iter()
         .filter_map(|record| match &record.rdata {
-            RData::CNAME(CNAME(target)) => Some((name(&record.name)?, name(target)?)),
+            RData::CNAME(CNAME(target)) if record.class == CLASS::IN => {
+                Some((name(&record.name)?, name(target)?))
+            }
             _ => None,
         })
         .take(CHAIN)

@@ -505,6 +505,25 @@ fn no_message_makes_the_reader_fall_over_or_learn_what_was_not_asked() {
     assert!(accepted > 100, "{accepted}");
 }
 
+/// Found by fuzzing: the address was noted for a name that the program was not told to belong to it.
+#[test]
+fn an_alias_of_another_class_leads_nowhere() {
+    let asked = query("a.org", TYPE::A);
+    let query = read(&asked).unwrap();
+    for (class, addresses) in [(1, 1), (3, 0)] {
+        let mut bytes = asked.clone();
+        (bytes[2], bytes[7]) = (0x81, 2);
+        let target = b"\x01b\x03org\x00";
+        bytes.extend([0xc0, 12, 0, 5, 0, class, 0, 0, 0, 60, 0, 7]);
+        bytes.extend(target);
+        bytes.extend(target);
+        bytes.extend([0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 203, 0, 113, 9]);
+        let id = u16::from_be_bytes([bytes[0], bytes[1]]);
+        let (reply, _) = query.filter(id, &bytes, |_| true).unwrap();
+        assert_eq!(reply.addresses.len(), addresses, "class {class}");
+    }
+}
+
 #[test]
 fn questions_for_the_hosts_servers_are_ours() {
     let servers = nameservers(
