@@ -12,6 +12,8 @@
 mod brief;
 mod counts;
 pub mod dhcp;
+mod dialler;
+mod error;
 mod fence;
 mod flow;
 pub mod hello;
@@ -26,8 +28,7 @@ mod space;
 
 use std::fmt::{self, Display};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::ops::Deref;
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,26 +37,21 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketType};
 use vnplug::{Client, Device, Port, PortOptions, Segments};
 use vnplug_frame::aggregate::MAX_SEGMENTS;
 
 pub use counts::{Counts, Passed};
+pub use dialler::{Dialled, Dialler};
+pub use error::WireError;
 pub use fence::{Addresses, Fence, Names, Rules};
 pub use plan::WirePlan;
 
 use self::dhcp::Lease;
-use self::space::{Maker, Space, SpacePlan, TapWish};
-use crate::act::Transport;
+use self::space::{Space, SpacePlan, TapWish};
 use crate::gate::Gate;
 use crate::interface::cable::{Cable, Taken};
 use crate::interface::tally::Tally;
 use crate::name::Name;
-
-/// Why there is no wire, and what to do about it.
-#[derive(Debug)]
-pub struct WireError(String);
 
 /// A network namespace without a way out.
 #[derive(Debug)]
@@ -92,118 +88,6 @@ pub struct Summary {
 }
 
 type Ended = (Taken, Tally);
-
-/// Makes sockets of the supervisor's own on a program's wire, each of which may speak with one peer.
-#[derive(Debug)]
-pub struct Dialler {
-    maker: Arc<Maker>,
-    fence: Arc<Fence>,
-}
-
-/// A socket of the supervisor's own. When it is dropped, no other socket that gets its port may speak in its place.
-#[derive(Debug)]
-pub struct Dialled<S> {
-    // The first field is closed first.
-    socket: S,
-    /// None: there is no fence in its way.
-    _permit: Option<PortPermit>,
-}
-
-/// That a port may speak with a peer, as long as this lives.
-#[derive(Debug)]
-struct PortPermit {
-    fence: Arc<Fence>,
-    transport: Transport,
-    server: SocketAddr,
-    own: u16,
-}
-
-impl Dialler {
-    /// A socket that is connected to this server.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn udp(&self, server: SocketAddr) -> io::Result<Dialled<UdpSocket>> {
-        let socket = UdpSocket::from(self.bound(server, SocketType::DGRAM)?);
-        let _permit = Some(self.permit(Transport::Udp, server, socket.local_addr()?));
-        socket.connect(server)?;
-        Ok(Dialled { socket, _permit })
-    }
-
-    /// A connection to this server, made within a time.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn tcp(&self, server: SocketAddr, limit: Duration) -> io::Result<Dialled<TcpStream>> {
-        let socket = TcpStream::from(self.bound(server, SocketType::STREAM)?);
-        let _permit = Some(self.permit(Transport::Tcp, server, socket.local_addr()?));
-        socket.set_write_timeout(Some(limit))?;
-        // As long as it may take to write it may take to connect (socket(7), SO_SNDTIMEO).
-        rustix::net::connect(&socket, &server)?;
-        Ok(Dialled { socket, _permit })
-    }
-
-    /// A socket of this own address that is connected to this server.
-    ///
-    /// # Errors
-    /// The system's.
-    fn udp_from(&self, own: SocketAddr, server: SocketAddr) -> io::Result<Dialled<UdpSocket>> {
-        let family = match own {
-            SocketAddr::V4(_) => AddressFamily::INET,
-            SocketAddr::V6(_) => AddressFamily::INET6,
-        };
-        let socket = UdpSocket::from(self.maker.socket(family, SocketType::DGRAM)?);
-        rustix::net::bind(&socket, &own)?;
-        let _permit = Some(self.permit(Transport::Udp, server, own));
-        socket.connect(server)?;
-        Ok(Dialled { socket, _permit })
-    }
-
-    fn permit(&self, transport: Transport, server: SocketAddr, own: SocketAddr) -> PortPermit {
-        self.fence.permit_port(transport, server, own.port());
-        PortPermit {
-            fence: Arc::clone(&self.fence),
-            transport,
-            server,
-            own: own.port(),
-        }
-    }
-
-    fn bound(&self, server: SocketAddr, kind: SocketType) -> io::Result<OwnedFd> {
-        let (family, any): (_, IpAddr) = match server {
-            SocketAddr::V4(_) => (AddressFamily::INET, Ipv4Addr::UNSPECIFIED.into()),
-            SocketAddr::V6(_) => (AddressFamily::INET6, Ipv6Addr::UNSPECIFIED.into()),
-        };
-        let socket = self.maker.socket(family, kind)?;
-        rustix::net::bind(&socket, &SocketAddr::new(any, 0))?;
-        Ok(socket)
-    }
-}
-
-impl<S> From<S> for Dialled<S> {
-    /// A socket of the host's network.
-    fn from(socket: S) -> Self {
-        Self {
-            socket,
-            _permit: None,
-        }
-    }
-}
-
-impl<S> Deref for Dialled<S> {
-    type Target = S;
-
-    fn deref(&self) -> &S {
-        &self.socket
-    }
-}
-
-impl Drop for PortPermit {
-    fn drop(&mut self) {
-        self.fence
-            .revoke_port(self.transport, self.server, self.own);
-    }
-}
 
 /// Which network a program is to have.
 #[derive(Clone, Debug, Default)]
@@ -590,42 +474,6 @@ fn random_mac() -> Result<[u8; 6], WireError> {
     mac[0] = (mac[0] | 2) & !1;
     Ok(mac)
 }
-
-impl WireError {
-    fn new(text: &str) -> Self {
-        Self(text.to_owned())
-    }
-
-    /// `cannot do WHAT: why`.
-    fn system<E: Into<io::Error>>(what: &str) -> impl Fn(E) -> Self + use<E> {
-        let what = what.to_owned();
-        move |error| Self(format!("cannot {what}: {}", error.into()))
-    }
-
-    /// The kernel lets this user make no user namespace.
-    fn closed(errno: Errno) -> Self {
-        Self(format!(
-            "this user may not make a network namespace ({errno}): {}",
-            match errno {
-                Errno::NOSPC =>
-                    "user.max_user_namespaces is used up, or 0: sudo sysctl user.max_user_namespaces=10000",
-                Errno::INVAL =>
-                    "the process has several threads, or the kernel has no user namespaces",
-                _ =>
-                    "where AppArmor closes them (Ubuntu), give vnplug a profile with `userns,` (docs/sandbox.md); where \
-                     kernel.unprivileged_userns_clone is 0, set it to 1; in a container allow it, or run it with sudo",
-            }
-        ))
-    }
-}
-
-impl Display for WireError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for WireError {}
 
 const DNS: u16 = 53;
 /// How often it is looked whether the daemon is away.

@@ -20,6 +20,9 @@
 //!
 //! `sent = permitted + ruled + kept + denied`, to the frame.
 
+mod received;
+mod sent;
+
 use std::collections::HashSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -260,290 +263,11 @@ impl Guard for std::sync::Arc<Fence> {
 }
 
 impl State {
-    fn sent(&mut self, frame: &[u8], rules: Option<&Rules>, addresses: Option<&Addresses>) -> Fate {
-        if self.all {
-            return Fate::Permitted;
-        }
-        let link = match frame.split_at_checked(6) {
-            Some((link, rest)) if rest.starts_with(&self.mac) => link,
-            _ => return Fate::Foreign,
-        };
-        match Seen::of(frame) {
-            Seen::Arp(arp) => self.sent_arp(&arp, link),
-            Seen::Ip(packet) => {
-                let from = packet.from;
-                if packet.routes {
-                    return Fate::Odd;
-                }
-                if !from.is_unspecified() && !self.is_own(from, addresses) {
-                    return Fate::Foreign;
-                }
-                match self.sent_packet(&packet, link, rules, addresses) {
-                    // Nobody speaks IPv6 before it has an address, but for what the kernel must ask.
-                    Fate::Permitted | Fate::Ruled if from.is_ipv6() && from.is_unspecified() => {
-                        Fate::Foreign
-                    }
-                    fate => fate,
-                }
-            }
-            Seen::Other | Seen::Malformed => Fate::Odd,
-        }
-    }
-
-    /// What becomes of a frame that passes so far, by the server that it names.
-    fn sent_on(&mut self, fate: Fate, frame: &[u8], names: Option<&Names>) -> Fate {
-        let Some((packet, own, port)) = tcp(frame) else {
-            return fate;
-        };
-        let peer = SocketAddr::new(packet.to, port);
-        // A segment in parts could be put together as another than is seen.
-        let segment = match packet.more {
-            true => None,
-            false => Segment::of(packet.body),
-        };
-        let may = |name: &Name| names.is_some_and(|names| names(peer, name));
-        match self.served.sent(peer, own, segment, Instant::now(), may) {
-            Word::Passes => fate,
-            Word::Refused(name) => {
-                if let Some(name) = name
-                    && self.told.len() < MOST_TOLD
-                {
-                    self.told.insert((Transport::Tcp, peer.ip(), own));
-                    log::warn!(
-                        "no rule allows {name} at {peer}: what names it by TLS is dropped at the wire"
-                    );
-                }
-                Fate::Denied((Transport::Tcp, peer.ip(), peer.port()))
-            }
-        }
-    }
-
-    fn sent_arp(&mut self, arp: &Arp, link: &[u8]) -> Fate {
-        let (mac, address) = arp.sender;
-        let is_own = self.own.contains(&address.into()) || address.is_unspecified();
-        if mac != self.mac || !is_own {
-            return Fate::Foreign;
-        }
-        // An answer goes to who asked, and says no more than who we are.
-        let target = IpAddr::from(arp.target);
-        let (is_formed, may) = match arp.is_request {
-            true => (arp.target_mac == [0; 6], self.may_find(target)),
-            false => (
-                arp.target_mac == link,
-                self.askers.members.contains(&target) || self.own.contains(&target),
-            ),
-        };
-        match (arp.is_exact && is_formed, may) {
-            (false, _) => Fate::Odd,
-            (true, true) => Fate::Kept,
-            (true, false) => Fate::Denied((Transport::Other(0), target, 0)),
-        }
-    }
-
-    fn sent_packet(
-        &mut self,
-        packet: &Packet<'_>,
-        link: &[u8],
-        rules: Option<&Rules>,
-        addresses: Option<&Addresses>,
-    ) -> Fate {
-        let to = packet.to;
-        let parts = (packet.from, to, packet.protocol, packet.identity);
-        let first = match packet.later {
-            true => return self.of_parts(parts, to),
-            false => packet,
-        };
-        let fate = match first.protocol {
-            IGMP if to.is_ipv4() && kept::is_report(first, link) => Fate::Kept,
-            ICMPV6 if to.is_ipv6() => match first.body.first() {
-                Some(&(130..=137 | 143)) => self.sent_neighbourly(first, link, rules, addresses),
-                Some(&(1..=4 | ECHO6_REPLY)) if self.is_known(to) => Fate::Permitted,
-                _ => self.judge_sent((Transport::Icmp, to, 0), None, first, rules),
-            },
-            ICMP => match first.body.first() {
-                Some(&(ECHO_REPLY | 3 | 11 | 12)) if self.is_known(to) => Fate::Permitted,
-                _ => self.judge_sent((Transport::Icmp, to, 0), None, first, rules),
-            },
-            protocol => match peer(protocol, first.ports()) {
-                Some((transport, own, port)) => {
-                    self.judge_sent((transport, to, port), Some(own), first, rules)
-                }
-                None => Fate::Odd,
-            },
-        };
-        if packet.more && fate.passes() {
-            self.parts.add(parts);
-        }
-        fate
-    }
-
-    /// A packet of the program's to that peer.
-    fn judge_sent(
-        &mut self,
-        peer: Peer,
-        own: Option<u16>,
-        packet: &Packet<'_>,
-        rules: Option<&Rules>,
-    ) -> Fate {
-        match self.judge(peer, own, rules) {
-            Fate::Denied(_) => {
-                let (own, now) = (own.unwrap_or(0), Instant::now());
-                match self.brief.sent(peer, own, Segment::of(packet.body), now) {
-                    true => Fate::Permitted,
-                    false => Fate::Denied(peer),
-                }
-            }
-            fate => fate,
-        }
-    }
-
-    /// What neighbours and routers of IPv6 are told and asked, groups too.
-    fn sent_neighbourly(
-        &mut self,
-        packet: &Packet<'_>,
-        link: &[u8],
-        rules: Option<&Rules>,
-        addresses: Option<&Addresses>,
-    ) -> Fate {
-        let (mac, to) = (self.mac, packet.to);
-        if kept::is_report(packet, link) || kept::is_router_solicitation(packet, link, mac) {
-            return Fate::Kept;
-        }
-        if let Some(target) = kept::solicited(packet, link, mac) {
-            // From nobody: is the address that the kernel wants still free?
-            let may = match packet.from.is_unspecified() {
-                true => self.is_own(target, addresses),
-                false => self.may_find(target) || self.is_own(target, addresses),
-            };
-            return match may {
-                true => Fate::Kept,
-                false => Fate::Denied((Transport::Icmp, target, 0)),
-            };
-        }
-        if let Some(target) = kept::advertised(packet, link, mac)
-            && self.is_own(target, addresses)
-            && (to.is_multicast() || self.askers.members.contains(&to) || self.may_find(to))
-        {
-            return Fate::Kept;
-        }
-        self.judge((Transport::Other(ICMPV6), to, 0), None, rules)
-    }
-
-    fn received(&mut self, frame: &[u8], rules: Option<&Rules>) -> Fate {
-        if self.all {
-            return Fate::Permitted;
-        }
-        match frame.get(..6) {
-            Some(to) if to == self.mac || to[0] & 1 == 1 => {}
-            _ => return Fate::Foreign,
-        }
-        let packet = match Seen::of(frame) {
-            Seen::Arp(arp) => {
-                if arp.is_request && self.own.contains(&arp.target.into()) {
-                    self.askers.add(arp.sender.1.into());
-                }
-                return Fate::Kept;
-            }
-            Seen::Ip(packet) => packet,
-            Seen::Other | Seen::Malformed => return Fate::Odd,
-        };
-        if packet.routes {
-            return Fate::Odd;
-        }
-        let parts = (packet.from, packet.to, packet.protocol, packet.identity);
-        if packet.later {
-            return self.of_parts(parts, packet.from);
-        }
-        let fate = self.received_packet(&packet, rules);
-        if packet.more && fate.passes() {
-            self.parts.add(parts);
-        }
-        fate
-    }
-
-    fn received_packet(&mut self, packet: &Packet<'_>, rules: Option<&Rules>) -> Fate {
-        let from = packet.from;
-        let segment = Segment::of(packet.body);
-        // Of a segment in parts what follows its head is not known.
-        let segment = segment.map(|it| if packet.more { it.head() } else { it });
-        if let (TCP, Some((port, own))) = (packet.protocol, packet.ports()) {
-            let peer = SocketAddr::new(from, port);
-            if !self.served.received(peer, own, segment, Instant::now()) {
-                return Fate::Denied((Transport::Tcp, from, port));
-            }
-        }
-        let icmp = (Transport::Icmp, from, 0);
-        match packet.protocol {
-            IGMP => Fate::Kept,
-            ICMPV6 if from.is_ipv6() => match packet.body.first() {
-                Some(&(130..=137 | 143)) if packet.hops == 255 || packet.hops == 1 => {
-                    match packet.body[0] {
-                        ROUTER_ADVERTISEMENT
-                            if packet.hops == 255 && self.routers.len() < MOST_ROUTERS =>
-                        {
-                            self.routers.insert(from);
-                        }
-                        NEIGHBOUR_SOLICITATION if packet.hops == 255 => self.askers.add(from),
-                        _ => {}
-                    }
-                    Fate::Kept
-                }
-                Some(&(1..=4)) => self.error(packet.body.get(8..).and_then(ipv6), icmp),
-                _ => self.enter(icmp, 0, None, rules),
-            },
-            ICMP => match packet.body.first() {
-                Some(&(3 | 11 | 12)) => self.error(packet.body.get(8..).and_then(ipv4), icmp),
-                _ => self.enter(icmp, 0, None, rules),
-            },
-            protocol => match peer(protocol, packet.ports()) {
-                Some((transport, port, own)) => {
-                    self.enter((transport, from, port), own, segment, rules)
-                }
-                None => Fate::Odd,
-            },
-        }
-    }
-
     /// A part of a datagram that is not its first.
     fn of_parts(&self, parts: (IpAddr, IpAddr, u8, u32), other: IpAddr) -> Fate {
         match self.parts.members.contains(&parts) {
             true => Fate::Permitted,
             false => Fate::Denied((Transport::Other(parts.2), other, 0)),
-        }
-    }
-
-    /// An error about a packet that was sent: it says something only of peers that are permitted.
-    fn error(&mut self, about: Option<Packet<'_>>, from: Peer) -> Fate {
-        let Some(about) = about else {
-            return Fate::Odd;
-        };
-        match self.is_known(about.to) {
-            true => Fate::Permitted,
-            false => Fate::Denied(from),
-        }
-    }
-
-    /// A packet of that peer to this own port.
-    fn enter(
-        &mut self,
-        peer: Peer,
-        own: u16,
-        segment: Option<Segment<'_>>,
-        rules: Option<&Rules>,
-    ) -> Fate {
-        let now = Instant::now();
-        let is_chosen = matches!(own, CHOSEN_FIRST..=CHOSEN_LAST);
-        let chosen = if is_chosen { 0 } else { own };
-        let listens = [(peer.0, own), (peer.0, chosen), (Transport::Raw, 0)];
-        let listens = listens.iter().any(|key| self.listening.lives(key, now));
-        if listens {
-            self.came.add((peer, own));
-            self.known.extend(peer.1, Some(now + ANSWER));
-            return Fate::Permitted;
-        }
-        match self.judge(peer, Some(own), rules) {
-            Fate::Denied(_) if self.brief.received(peer, own, segment, now) => Fate::Permitted,
-            fate => fate,
         }
     }
 
@@ -631,17 +355,6 @@ impl fmt::Debug for Fence {
     }
 }
 
-/// A packet of TCP that is no later part of one, and its ports.
-fn tcp(frame: &[u8]) -> Option<(Packet<'_>, u16, u16)> {
-    match Seen::of(frame) {
-        Seen::Ip(packet) if packet.protocol == TCP && !packet.later => {
-            let (from, to) = packet.ports()?;
-            Some((packet, from, to))
-        }
-        _ => None,
-    }
-}
-
 /// How rules name that protocol, and its ports.
 fn peer(protocol: u8, ports: Option<(u16, u16)>) -> Option<(Transport, u16, u16)> {
     let transport = match protocol {
@@ -713,5 +426,4 @@ const ROUTER_ADVERTISEMENT: u8 = 134;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 
 #[cfg(test)]
-#[path = "fence_tests.rs"]
 mod tests;
