@@ -108,6 +108,7 @@ impl Flows {
                 "from_port": flow.map(|flow| flow.ports.0),
                 "to": flow.map(|flow| flow.to.to_string()),
                 "to_port": flow.map(|flow| flow.ports.1),
+                "community_id": flow.and_then(Flow::community_id),
                 "packets": sum.packets,
                 "bytes": sum.bytes,
                 "first_ns": sum.first_ns,

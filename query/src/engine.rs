@@ -22,6 +22,7 @@ use datafusion::sql::parser::Statement;
 use datafusion::sql::sqlparser::ast::Statement as Sql;
 
 use crate::catalog::{Catalog, RowsAt, Scope, Segment};
+use crate::community::community_id;
 use crate::failure::Failure;
 use crate::net::in_net;
 use crate::rows::{self, UTC, count, stamp, time_type};
@@ -77,6 +78,7 @@ impl Engine {
             );
         let context = SessionContext::new_with_config_rt(config, runtime);
         context.register_udf(in_net());
+        context.register_udf(community_id());
         let state = context.state();
         let dialect = state.config_options().sql_parser.dialect;
         let statement = state
@@ -163,7 +165,9 @@ impl Engine {
         if scope.to_ns < u64::MAX {
             flows = flows.filter(col("first").lt(time(scope.to_ns)))?;
         }
-        Ok(flows)
+        // Last, and made only for a query that names it or takes all.
+        let parts = ["protocol", "src", "dst", "src_port", "dst_port"].map(col);
+        Ok(flows.with_column("community_id", community_id().call(parts.to_vec()))?)
     }
 
     /// Begins to answer.

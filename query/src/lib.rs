@@ -14,6 +14,7 @@
 mod args;
 mod beside;
 mod catalog;
+mod community;
 mod engine;
 mod failure;
 mod frame;

@@ -70,6 +70,37 @@ fn sums_between_addresses_are_those_of_tshark() {
 }
 
 #[test]
+fn community_ids_are_those_of_wireshark() {
+    let lab = Lab::new("community");
+    let mut packets = mix(7, 2000);
+    // Of a packet that was cut Wireshark takes for a port what there is of it.
+    packets.retain(|packet| packet.bytes.len() >= 46);
+    let segment = lab.segment(0, &packets);
+    let words = "-n --enable-protocol communityid -Y (tcp||udp)&&!icmp&&!icmpv6 -T fields -e communityid -r";
+    let words: Vec<&str> = words.split(' ').collect();
+    let mut expected: BTreeMap<String, u64> = BTreeMap::new();
+    for id in program("tshark", &words, &segment).lines() {
+        *expected.entry(id.to_owned()).or_default() += 1;
+    }
+    let sql = "select community_id, sum(packets) from flows where community_id is not null \
+               and dst_port is not null group by 1";
+    let mut answered = BTreeMap::new();
+    for line in lab.lines(sql, &[]) {
+        let (id, packets) = line.split_once(',').unwrap();
+        answered.insert(id.to_owned(), packets.parse::<u64>().unwrap());
+    }
+    expected.remove("");
+    assert!(expected.len() > 100, "{expected:?}");
+    assert_eq!(answered, expected);
+    // Made of other columns; null where it has none.
+    let icmp = "select count(*) from flows where proto = 'icmp6' and community_id is not null";
+    assert_eq!(lab.number(icmp, &[]), 0);
+    let swapped = "select count(*) from flows where community_id <> \
+                   community_id(protocol, dst, src, dst_port, src_port)";
+    assert_eq!(lab.number(swapped, &[]), 0);
+}
+
+#[test]
 fn bytes_by_port_and_minute_are_exact() {
     let lab = Lab::new("minutes");
     let packets = mix(3, 4000);
@@ -139,7 +170,7 @@ fn a_row_says_all_that_is_known_of_a_flow() {
                              where table_name = 'flows'",
         &[],
     );
-    assert_eq!(columns.len(), 22);
+    assert_eq!(columns.len(), 23);
 }
 
 #[test]

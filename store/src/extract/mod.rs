@@ -22,6 +22,7 @@
 //! **Recycling.** All segments that may have something in the time are opened, with a lease, at the start;
 //! the recorder takes one of them away before it was read only if it needs the room, which is told. What is written to a segment after the extract was opened is not part of it.
 
+mod community;
 mod flows;
 mod losses;
 mod output;
@@ -36,6 +37,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+pub use community::community_id;
 pub use flows::{Flow, Flows, Sum};
 pub use losses::{Losses, Marks};
 pub use output::{Format, Output};
