@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,18 +12,19 @@ use vnplug::{Packet, Port};
 use vnplug_frame::capfile::write::Interface;
 
 use super::pcap::{Format, Totals, Writer};
-use super::{BeforeDaemon, PortArgs, Sink};
+use super::{BeforeDaemon, PortArgs, Sink, listen};
 use crate::failure::{Failure, OK, Outcome};
 use crate::text::grouped;
 use crate::{out, sys};
 
-/// Writes packets to a capture file or a pipe.
+/// Writes packets to a capture file, to a pipe, or to whoever connects by TCP.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   vnplug dump host:eth1 -w web.pcapng -f 'tcp port 443'
   vnplug dump host:eth1 -t 10s -w all.pcap
   vnplug dump host:eth1 | tcpdump -nr -
+  vnplug dump host:eth1 --listen 57012          and: wireshark -k -i TCP@127.0.0.1:57012
 
 Ends at Ctrl-C with the file complete. Packets lost before a packet are noted at it (pcapng).")]
 pub(crate) struct Dump {
@@ -31,7 +33,14 @@ pub(crate) struct Dump {
     /// File to write; `-` is standard output
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     write: PathBuf,
-    /// Format [default: pcap for a FILE that ends in .pcap, else pcapng]
+    /// Send them to each client that connects there (pcap-over-IP), each from its own beginning; a PORT alone is one of
+    /// the loopback
+    #[arg(long, value_name = "PORT|ADDRESS:PORT", value_parser = listen::address, conflicts_with = "write")]
+    listen: Option<SocketAddr>,
+    /// Listen at an address that other machines reach; whoever connects reads, and nothing is encrypted
+    #[arg(long, requires = "listen")]
+    allow_remote: bool,
+    /// Format [default: pcap for a FILE that ends in .pcap and for clients, else pcapng]
     #[arg(long, value_enum)]
     format: Option<Format>,
 }
@@ -48,6 +57,23 @@ struct DumpSink {
 
 impl Dump {
     pub(crate) fn run(&self, socket: &Path) -> Outcome {
+        if let Some(address) = self.listen {
+            if !address.ip().is_loopback() && !self.allow_remote {
+                return Err(Failure::new(format!(
+                    "{address} is reached from other machines, and nobody is asked who it is: listen at the loopback and \
+                     reach it by ssh -L, or add --allow-remote"
+                )));
+            }
+            // What would refuse each client refuses here.
+            drop(self.port.open(socket)?);
+            let classic = ["--format", "pcap"];
+            let more = if self.format.is_none() {
+                &classic[..]
+            } else {
+                &[]
+            };
+            return listen::serve(address, more);
+        }
         if self.is_stdout() && out::is_terminal() {
             return Err(Failure::new(
                 "packets are not written to a terminal; add `-w FILE` or `| tcpdump -nr -`",
@@ -135,7 +161,11 @@ impl DumpSink {
 
     fn failure(&mut self, error: io::Error) -> Failure {
         self.broken = true;
-        if error.kind() == io::ErrorKind::BrokenPipe {
+        // The second is a client's that left with packets on their way to it.
+        if matches!(
+            error.kind(),
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+        ) {
             return Failure::quiet();
         }
         let whole = grouped(self.writer.written());

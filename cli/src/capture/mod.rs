@@ -4,6 +4,7 @@ pub(crate) mod count;
 pub(crate) mod dump;
 pub(crate) mod echo;
 mod frames;
+mod listen;
 mod parallel;
 mod pcap;
 pub(crate) mod send;

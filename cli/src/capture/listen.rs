@@ -1,0 +1,203 @@
+//! `vnplug dump --listen`: packets by TCP to whoever connects ("pcap-over-IP").
+//!
+//! Each client is served by a process of its own, `vnplug dump` with the connection as its standard output, and so by a
+//! port of its own: one that does not read loses its own packets alone, and one that is served wrongly ends alone.
+
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::failure::{Failure, OK, Outcome};
+use crate::{out, sys};
+
+/// A port of the loopback, or an address with a port.
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
+    let port = text
+        .parse()
+        .map(|port: u16| (Ipv4Addr::LOCALHOST, port).into());
+    port.or_else(|_| text.parse()).map_err(|_| {
+        "write PORT (of the loopback) or ADDRESS:PORT, for example 57012 or 192.0.2.1:57012"
+            .to_owned()
+    })
+}
+
+/// Serves until a signal comes. `more` is said to each process besides what this one was told.
+///
+/// # Errors
+/// The address cannot be listened at.
+pub(crate) fn serve(address: SocketAddr, more: &[&str]) -> Outcome {
+    let listener =
+        TcpListener::bind(address).map_err(|error| Failure::about(address.to_string(), error))?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    out::note(&format!("listening at {address}"));
+    let signals = sys::signals_as_fd()?;
+    let mut clients: Vec<Client> = Vec::new();
+    while !has_news(&signals)? {
+        wait(&signals, &listener, &clients)?;
+        clients.retain_mut(|client| !client.has_left());
+        while let Some((stream, from)) = accepted(&listener)? {
+            if clients.len() >= MOST_CLIENTS {
+                out::note(&format!(
+                    "{from}: refused, {MOST_CLIENTS} clients read already"
+                ));
+                continue;
+            }
+            match Client::start(stream, from, more) {
+                Ok(client) => clients.push(client),
+                Err(error) => out::note(&format!("{from}: {error}")),
+            }
+        }
+    }
+    drop(clients);
+    Ok(OK)
+}
+
+/// Who reads, and who serves it.
+struct Client {
+    stream: TcpStream,
+    from: SocketAddr,
+    server: Child,
+}
+
+impl Client {
+    fn start(stream: TcpStream, from: SocketAddr, more: &[&str]) -> std::io::Result<Self> {
+        stream.set_nonblocking(false)?;
+        let given: OwnedFd = stream.try_clone()?.into();
+        let server = Command::new(std::env::current_exe()?)
+            .args(arguments(std::env::args_os().skip(1)))
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(given)
+            .spawn()?;
+        out::note(&format!("{from}: reads"));
+        Ok(Self {
+            stream,
+            from,
+            server,
+        })
+    }
+
+    /// Whether either end has ended; a peer that says that it sends no more (FIN) has, too.
+    fn has_left(&mut self) -> bool {
+        let ended = !matches!(self.server.try_wait(), Ok(None));
+        let mut there = [PollFd::new(&self.stream, LEFT)];
+        let left = poll(&mut there, Some(&Timespec::default())).is_ok_and(|count| count > 0);
+        if ended || left {
+            out::note(&format!("{}: left", self.from));
+        }
+        ended || left
+    }
+}
+
+impl Drop for Client {
+    /// A server that waits for a client that does not read hears no signal, but that its connection has ended.
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+        if let Some(process) = rustix::process::Pid::from_raw(self.server.id().cast_signed()) {
+            let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
+        }
+        let until = Instant::now() + PATIENCE;
+        while matches!(self.server.try_wait(), Ok(None)) {
+            if Instant::now() > until {
+                let _ = self.server.kill();
+                let _ = self.server.wait();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// What this process was told, without that it listens.
+fn arguments(all: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut is_value = false;
+    all.filter(|word| {
+        let was_value = std::mem::take(&mut is_value);
+        let text = word.to_string_lossy();
+        is_value = !was_value && text == "--listen";
+        !was_value && !is_value && !text.starts_with("--listen=")
+    })
+    .collect()
+}
+
+fn accepted(listener: &TcpListener) -> Result<Option<(TcpStream, SocketAddr)>, Failure> {
+    match listener.accept() {
+        Ok(found) => Ok(Some(found)),
+        // Whoever comes after is served when a client has left.
+        Err(error) if error.raw_os_error() == Some(libc::EMFILE) => Ok(None),
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(None),
+        // It left before it was accepted.
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionAborted => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn wait(signals: &OwnedFd, listener: &TcpListener, clients: &[Client]) -> Result<(), Failure> {
+    let mut waited = vec![
+        PollFd::new(signals, PollFlags::IN),
+        PollFd::new(listener, PollFlags::IN),
+    ];
+    waited.extend(
+        clients
+            .iter()
+            .map(|client| PollFd::new(&client.stream, LEFT)),
+    );
+    // A server that ended is seen then.
+    match poll(
+        &mut waited,
+        Some(&Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        }),
+    ) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(std::io::Error::from(error).into()),
+    }
+}
+
+fn has_news(signals: &OwnedFd) -> Result<bool, Failure> {
+    let mut waited = [PollFd::new(signals, PollFlags::IN)];
+    let news = poll(&mut waited, Some(&Timespec::default()));
+    news.map(|count| count > 0)
+        .map_err(|error| std::io::Error::from(error).into())
+}
+
+const LEFT: PollFlags = PollFlags::RDHUP;
+const MOST_CLIENTS: usize = 16;
+const PATIENCE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_a_port_of_the_loopback() {
+        assert_eq!(address("57012").unwrap().to_string(), "127.0.0.1:57012");
+        assert_eq!(address("[::1]:9").unwrap().to_string(), "[::1]:9");
+        for wrong in ["", "65536", "localhost:1", "10.0.0.1", "-1"] {
+            assert!(
+                address(wrong).unwrap_err().contains("write PORT"),
+                "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn who_serves_is_told_everything_but_to_listen() {
+        for (told, left) in [
+            ("dump a --listen 1 -f x", "dump a -f x"),
+            ("dump --listen=1 a", "dump a"),
+            ("--socket /s dump a --listen --listen", "--socket /s dump a"),
+        ] {
+            let words = told.split(' ').map(OsString::from);
+            let expected: Vec<OsString> = left.split(' ').map(OsString::from).collect();
+            assert_eq!(arguments(words), expected, "{told}");
+        }
+    }
+}
