@@ -1,0 +1,240 @@
+//! Where mirrors end, and where packets go out: the kernel's tunnels as sources; `vnplug dump --listen`, to programs that
+//! nobody here wrote and to clients that do not read.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::Read;
+use std::net::TcpStream;
+use std::process::Command;
+
+use vnplug_e2e::daemon::{Daemon, counted, program, value};
+use vnplug_e2e::station::Running;
+use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::wire::{PATIENT, Wire};
+use vnplug_e2e::{Lab, Netns};
+use vnplug_ring::control::Counted;
+use vnplug_testing::{eventually, until};
+
+/// Starts it, and gives its address.
+fn listening(wire: &Wire, more: &[&str]) -> (Running, String) {
+    let mut command = Command::new(program("vnplug").unwrap());
+    command.arg("--socket").arg(wire.daemon.socket());
+    command
+        .args(["dump", "host:wire1", "--listen", "0"])
+        .args(more);
+    let running = Running::start(command, &wire.lab, "dump").unwrap();
+    let said = until(
+        "it listens",
+        || running.errors(),
+        |said| said.contains("listening at "),
+    );
+    let after = said.split("listening at ").nth(1).unwrap();
+    let address = after.split_whitespace().next().unwrap().to_owned();
+    (running, address)
+}
+
+fn ports(wire: &Wire) -> Vec<Counted> {
+    let mut all = wire.daemon.counters();
+    all.retain(|it| it.kind == "port");
+    all
+}
+
+#[test]
+fn tshark_reads_every_packet_beside_a_client_that_reads_none() {
+    let wire = Wire::new("1500", &["--source", PATIENT]);
+    let (mut running, address) = listening(&wire, &["--ring", "1M"]);
+    let lazy = TcpStream::connect(&address).unwrap();
+    eventually("it has a port", || ports(&wire).len() == 1);
+    let lazy_port = ports(&wire)[0].name.clone();
+    let count = 20_000;
+    let mut tshark = Command::new("tshark");
+    tshark.args([
+        "-n",
+        "-i",
+        &format!("TCP@{address}"),
+        "-T",
+        "fields",
+        "-e",
+        "frame.len",
+    ]);
+    tshark.args(["-c", &count.to_string()]);
+    let mut tshark = Running::start(tshark, &wire.lab, "tshark").unwrap();
+    eventually("tshark has one, too", || ports(&wire).len() == 2);
+    wire.send(&Stream {
+        len_bytes: 1400,
+        ..Stream::new("wire0", count)
+    });
+    let ended = until("tshark has all", || tshark.status(), Option::is_some);
+    assert!(ended.unwrap().success(), "{}", tshark.errors());
+    let lines: Vec<String> = tshark.output().lines().map(str::to_owned).collect();
+    assert_eq!(lines.len() as u64, count);
+    assert!(
+        lines.iter().all(|line| line == "1400"),
+        "{:?}",
+        lines.first()
+    );
+    eventually("its port is closed", || ports(&wire).len() == 1);
+    // That the lazy one does not read was felt, and by nobody else.
+    let of_lazy = ports(&wire).remove(0);
+    assert_eq!(of_lazy.name, lazy_port);
+    assert!(value(&of_lazy, "dropped_full") > 0, "{of_lazy:?}");
+    assert_eq!(
+        value(counted(&wire.daemon.counters(), "source"), "kernel_dropped"),
+        0
+    );
+    drop(lazy);
+    eventually("nobody has a port", || ports(&wire).is_empty());
+    // Not without its server that waits for room.
+    let stuck = TcpStream::connect(&address).unwrap();
+    eventually("it has a port", || ports(&wire).len() == 1);
+    wire.send(&Stream {
+        len_bytes: 1400,
+        ..Stream::new("wire0", count)
+    });
+    assert!(running.finish().success(), "{}", running.errors());
+    eventually("nobody has a port", || ports(&wire).is_empty());
+    drop(stuck);
+}
+
+#[test]
+fn what_cannot_be_served_is_said() {
+    let wire = Wire::new("1500", &["--source", PATIENT]);
+    let (_running, address) = listening(&wire, &["-f", "udp"]);
+    let refused = |words: &[&str]| {
+        let mut command = Command::new(program("vnplug").unwrap());
+        command
+            .arg("--socket")
+            .arg(wire.daemon.socket())
+            .arg("dump");
+        let output = command.args(words).output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let taken = refused(&["host:wire1", "--listen", &address]);
+    assert!(taken.contains("in use"), "{taken}");
+    let nothing = refused(&["host:nothing", "--listen", "0"]);
+    assert!(nothing.contains("host:nothing"), "{nothing}");
+    let both = refused(&["host:wire1", "--listen", "0", "-w", "file"]);
+    assert!(both.contains("--write"), "{both}");
+    let open = refused(&["host:wire1", "--listen", "0.0.0.0:0"]);
+    assert!(open.contains("--allow-remote"), "{open}");
+
+    // Sixteen read; one more is not let in, until one leaves.
+    let all: Vec<TcpStream> = (0..16)
+        .map(|_| TcpStream::connect(&address).unwrap())
+        .collect();
+    eventually("all have a port", || ports(&wire).len() == 16);
+    let mut more = TcpStream::connect(&address).unwrap();
+    assert_eq!(more.read(&mut [0; 24]).unwrap(), 0);
+    drop(all);
+    eventually("nobody has a port", || ports(&wire).is_empty());
+    let mut header = [0; 24];
+    TcpStream::connect(&address)
+        .unwrap()
+        .read_exact(&mut header)
+        .unwrap();
+    assert_eq!(header[..4], 0xa1b2_3c4d_u32.to_ne_bytes());
+}
+
+/// Makes the device `mirror` of a kind between two namespaces that a wire joins; false if this kernel has no such kind.
+fn tunnel(kind: &[&str], ends: [(&Netns, &str, &str); 2]) -> bool {
+    for (netns, local, remote) in ends {
+        let words = [
+            "link", "add", "mirror", "mtu", "1600", "type", kind[0], "local", local, "remote",
+            remote,
+        ];
+        let words = [&words[..], &kind[1..]].concat();
+        match netns.ip(&words) {
+            Ok(_) => netns
+                .ip(&["link", "set", "mirror", "up"])
+                .map(drop)
+                .unwrap(),
+            Err(error) if error.to_string().contains("Unknown device type") => return false,
+            Err(error) => panic!("{kind:?}: {error}"),
+        }
+    }
+    true
+}
+
+/// What a switch or a cloud mirrors into a tunnel is read from the tunnel's device, as it was before.
+#[test]
+fn a_tunnel_of_the_kernel_is_a_source() {
+    let kinds: [&[&str]; 4] = [
+        &["vxlan", "id", "7", "dstport", "4789"],
+        &["geneve", "id", "7"],
+        &["gretap", "key", "7"],
+        &[
+            "erspan",
+            "seq",
+            "key",
+            "7",
+            "erspan_ver",
+            "1",
+            "erspan",
+            "1",
+        ],
+    ];
+    for kind in kinds {
+        let lab = Lab::new().unwrap();
+        let (near, far) = (Netns::new().unwrap(), Netns::new().unwrap());
+        far.veth("wire0", "wire1").unwrap();
+        far.ip(&["link", "set", "wire1", "netns", near.name()])
+            .unwrap();
+        for (netns, end, address) in [
+            (&far, "wire0", "192.0.2.1/24"),
+            (&near, "wire1", "192.0.2.2/24"),
+        ] {
+            netns.ip(&["addr", "add", address, "dev", end]).unwrap();
+            netns
+                .ip(&["link", "set", end, "mtu", "1700", "up"])
+                .unwrap();
+        }
+        let ends = [
+            (&far, "192.0.2.1", "192.0.2.2"),
+            (&near, "192.0.2.2", "192.0.2.1"),
+        ];
+        if !tunnel(kind, ends) {
+            assert_ne!(kind[0], "vxlan", "the kernel has no tunnel at all");
+            eprintln!("NOT TESTED: this kernel has no {}", kind[0]);
+            continue;
+        }
+        // The kernel keeps few frames for a neighbour that it does not know yet.
+        let ping = ["ping", "-c", "1", "-W", "9", "192.0.2.2"];
+        far.exec(&ping).unwrap();
+        let sources = ["--source", "mirror", "--source", PATIENT];
+        let daemon = Daemon::start(&lab, Some(&near), &sources).unwrap();
+        let mut count = Command::new(program("vnplug").unwrap());
+        count.arg("--socket").arg(daemon.socket());
+        count.args([
+            "count",
+            "host:mirror",
+            "-f",
+            "udp",
+            "--packets",
+            "500",
+            "--witness",
+            "--json",
+        ]);
+        let mut count = Running::start(count, &lab, "count").unwrap();
+        let ports = || {
+            daemon
+                .counters()
+                .iter()
+                .filter(|it| it.kind == "port")
+                .count()
+        };
+        eventually("it has a port", || ports() == 1);
+        // Flat out, 1,514 bytes that are 1,564 outside.
+        let stream = Stream {
+            len_bytes: 1514,
+            flows: 9,
+            ..Stream::new("mirror", 500)
+        };
+        far.enter(|| stream.send()).unwrap().unwrap();
+        let ended = until("it has all", || count.status(), Option::is_some);
+        assert!(ended.unwrap().success(), "{kind:?}: {}", count.errors());
+        let witness = &count.last()["witness"];
+        assert_eq!(witness["perfect"], true, "{kind:?}: {}", count.output());
+        assert_eq!(witness["received"], 500, "{kind:?}: {}", count.output());
+    }
+}
