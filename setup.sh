@@ -66,7 +66,8 @@ test=(
     /usr/lib/python3/dist-packages/scapy:python3-scapy
     /var/lib/dpkg/info/python3-pcapy.list:python3-pcapy
     # programs that ask in the sandbox
-    git:git nmap:nmap nc.openbsd:netcat-openbsd
+    git:git nmap:nmap nc.openbsd:netcat-openbsd ssh:openssh-client
+    /usr/sbin/dropbear:dropbear-bin redis-cli:redis-tools
     # and their questions as notifications
     notify-send:libnotify-bin dbus-run-session:dbus
     /usr/share/doc/python3-dbus:python3-dbus /usr/share/doc/python3-gi:python3-gi

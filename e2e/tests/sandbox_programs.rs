@@ -333,6 +333,55 @@ fn wget_of_busybox_writes_into_a_pipe() {
     assert!(place.frames() > 0);
 }
 
+#[test]
+fn ssh_and_a_database_speak_with_servers_that_were_allowed() {
+    let place = Place::new();
+    let keys = place.directory("keys");
+    let key = format!("{keys}/host");
+    let make = ["dropbearkey", "-t", "ed25519", "-f", &key];
+    place.far.exec(&make).unwrap();
+    let ssh_server = [
+        "dropbear",
+        "-F",
+        "-E",
+        "-s",
+        "-r",
+        &key,
+        "-P",
+        "",
+        "-p",
+        "203.0.113.2:22",
+    ];
+    place.serve(&ssh_server, "203.0.113.2:22");
+    let options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o BatchMode=yes";
+    let ssh = format!("ssh {options} nobody@203.0.113.2 true");
+    place.denied("ssh-late", &split(&ssh), "port 22: Permission denied");
+    let data = place.directory("data");
+    // One program under two names; the package that has this one starts a service.
+    let server = format!("{data}/redis-server");
+    std::os::unix::fs::symlink("/usr/bin/redis-check-rdb", &server).unwrap();
+    let options = split("--bind 203.0.113.2 --protected-mode no --save --dir");
+    let database = [&[server.as_str()], &options[..]].concat();
+    place.serve(&[&database[..], &[data.as_str()]].concat(), ":6379");
+    let get = "redis-cli -h 203.0.113.2 get name";
+    place.denied("redis-late", &split(get), "Could not connect");
+
+    // Keys are agreed on; nobody may log in.
+    let asked = place.run("ssh", &split(&ssh), |_| session(0));
+    let once = ["ssh connect tcp 203.0.113.2:22"];
+    assert_eq!(asked.asked(), once, "{asked:#?}");
+    assert!(
+        asked.errors.contains("Permission denied (publickey)"),
+        "{asked:#?}"
+    );
+    let script = "redis-cli -h 203.0.113.2 set name value && redis-cli -h 203.0.113.2 get name";
+    let asked = place.run("redis", &["sh", "-c", script], |_| session(0));
+    let once = ["redis-cli connect tcp 203.0.113.2:6379"];
+    assert_eq!(asked.asked(), once, "{asked:#?}");
+    assert!(asked.output.contains("value"), "{asked:#?}");
+    assert!(place.frames() > 0);
+}
+
 const THREADS: &str = "import socket, sys, threading
 def one(port):
     try:
