@@ -6,7 +6,7 @@
 //! - Peers: [`socket`], [`closer`] (closes what a peer can make slow to close), [`noise`] (how
 //!   much a peer can make us log).
 //! - The process: [`privileges`], [`namespace`], [`signals`], [`service`] (what a service manager is told), [`event`],
-//!   [`interface`], [`links`] and [`netlink`] (what interfaces there are), [`prefetch`], and memory for machine code ([`executable`]).
+//!   [`interface`], [`links`], [`statistics`] and [`netlink`] (what interfaces there are), [`prefetch`], and memory for machine code ([`executable`]).
 
 pub mod bpf;
 pub mod closer;
@@ -29,6 +29,7 @@ pub mod service;
 pub mod sigbus;
 pub mod signals;
 pub mod socket;
+pub mod statistics;
 pub mod umem;
 pub mod xdp;
 

@@ -16,8 +16,10 @@
 //! | port, source | `send_taken` = `sent` + the `send_dropped_…` |
 
 mod account;
+mod losses;
 
 pub use account::{Account, accounts, value};
+pub use losses::{Growth, STAGES, Stage, lost};
 
 /// What is known of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub struct Counter {
     pub help: &'static str,
     /// The counter of the same thing that is the sum of this one and others.
     pub part_of: Option<&'static str>,
+    /// It says how it is now, and may fall; the others only grow.
+    pub is_now: bool,
 }
 
 /// What a counter is counted in.
@@ -55,6 +59,7 @@ const fn own(name: &'static str, unit: Unit, help: &'static str) -> Counter {
         unit,
         help,
         part_of: None,
+        is_now: matches!(unit, Things | Milliseconds | Nanoseconds),
     }
 }
 
@@ -64,6 +69,14 @@ const fn part(of: &'static str, name: &'static str, help: &'static str) -> Count
         unit: Unit::Frames,
         help,
         part_of: Some(of),
+        is_now: false,
+    }
+}
+
+const fn now(counter: Counter) -> Counter {
+    Counter {
+        is_now: true,
+        ..counter
     }
 }
 
@@ -97,12 +110,12 @@ pub const SOURCE: &[Counter] = &[
         "program",
         "frames that the operator's program of this source dropped",
     ),
-    part(
+    now(part(
         "seen",
         "in_kernel",
         "frames that wait in the receive ring to be read, counted in the ring itself; 0 at rest. Of \
          `af_xdp` up to 64 per queue more, which the driver has not put there yet",
-    ),
+    )),
     own("bytes", Bytes, "captured bytes of the frames in `read`"),
     own(
         "freezes",
@@ -234,7 +247,7 @@ pub const PORT: &[Counter] = &[
     ),
     own("exact_rules", Things, "rules that are found by a hash"),
     own("wildcard_rules", Things, "rules that are tried in order"),
-    own("arena_bytes", Bytes, "size of the arenas of its group"),
+    now(own("arena_bytes", Bytes, "size of the arenas of its group")),
     own(
         "arena_copies",
         Frames,
@@ -246,12 +259,55 @@ pub const PORT: &[Counter] = &[
         "frames that members have where they were received",
     ),
     own("filter_version", Times, "its filter was replaced"),
-    own("ring_bytes", Bytes, "size of each of its rings"),
+    now(own("ring_bytes", Bytes, "size of each of its rings")),
     own(
         "patience_ms",
         Milliseconds,
         "for operators: for how long its rings hold what was delivered since they were last asked, a \
          second ago or more, while the reader does not read; an hour at most",
+    ),
+];
+
+/// Counters of the interface of a source, as its driver and the kernel tell them: what is lost there never
+/// reaches the source. They begin where the kernel began, and not with the daemon.
+pub const NIC: &[Counter] = &[
+    own(
+        "nic_rx_frames",
+        Frames,
+        "frames that the interface received",
+    ),
+    own("nic_rx_bytes", Bytes, "their bytes"),
+    own(
+        "nic_rx_missed",
+        Frames,
+        "lost: the NIC had no buffer for them (`rx_missed_errors`)",
+    ),
+    own(
+        "nic_rx_fifo",
+        Frames,
+        "lost: the NIC's own memory was full (`rx_fifo_errors`); some drivers count them as missed, too",
+    ),
+    own(
+        "nic_rx_dropped",
+        Frames,
+        "dropped by the kernel after the NIC, also those of protocols that nobody asked for",
+    ),
+    own(
+        "nic_rx_errors",
+        Frames,
+        "damaged: checksums, lengths and all other errors of reception",
+    ),
+    own("nic_tx_frames", Frames, "frames that the interface sent"),
+    own("nic_tx_bytes", Bytes, "their bytes"),
+    own(
+        "nic_tx_dropped",
+        Frames,
+        "frames that were to be sent and were dropped",
+    ),
+    own(
+        "nic_tx_errors",
+        Frames,
+        "frames that the interface failed to send",
     ),
 ];
 
@@ -505,11 +561,11 @@ pub const SWITCH: &[Counter] = &[
         "uplink_kernel_dropped",
         "those that the kernel dropped because the receive ring was full",
     ),
-    part(
+    now(part(
         "uplink_seen",
         "uplink_in_kernel",
         "those that wait in the receive ring",
-    ),
+    )),
     own(
         "uplink_rebinds",
         Times,
@@ -532,17 +588,115 @@ pub const SWITCH: &[Counter] = &[
     ),
 ];
 
+/// Counters of one port of a switch.
+pub const SWITCH_PORT: &[Counter] = &[
+    own("in_frames", Frames, "frames that it sent"),
+    own("in_bytes", Bytes, "their bytes"),
+    own(
+        "acks_expanded",
+        Frames,
+        "of those frames, ACKs that one of its own became",
+    ),
+    own(
+        "in_dropped_short",
+        Frames,
+        "dropped of what it sent: shorter than an Ethernet header",
+    ),
+    own(
+        "in_dropped_long",
+        Frames,
+        "dropped of what it sent: longer than the option `longest`",
+    ),
+    own(
+        "in_dropped_offload",
+        Frames,
+        "dropped of what it sent: what is left to do with it does not fit it",
+    ),
+    own(
+        "in_dropped_chain",
+        Frames,
+        "dropped of what it sent: descriptors (vhost-user) that make no sense",
+    ),
+    own(
+        "in_dropped_source",
+        Frames,
+        "dropped of what it sent: a group's address as the source",
+    ),
+    own(
+        "in_dropped_vlan",
+        Frames,
+        "dropped of what it sent: of no VLAN that it is in",
+    ),
+    own(
+        "in_dropped_lock",
+        Frames,
+        "dropped of what it sent: not its station",
+    ),
+    own(
+        "in_dropped_storm",
+        Frames,
+        "dropped of what it sent: one of too many for many",
+    ),
+    own(
+        "in_dropped_police",
+        Frames,
+        "dropped of what it sent: more than it may send",
+    ),
+    own(
+        "in_dropped_isolated",
+        Frames,
+        "dropped of what it sent: for another isolated port",
+    ),
+    own(
+        "in_dropped_down",
+        Frames,
+        "dropped of what it sent: its link is down",
+    ),
+    own("out_frames", Frames, "frames that it was given"),
+    own("out_bytes", Bytes, "their bytes"),
+    own(
+        "out_merged",
+        Frames,
+        "frames that it was given within super-frames, beyond one for each",
+    ),
+    own(
+        "out_super_frames",
+        Frames,
+        "super-frames that were made for it",
+    ),
+    own(
+        "out_dropped_full",
+        Frames,
+        "not given to it: it does not read as fast",
+    ),
+    own(
+        "out_dropped_gone",
+        Frames,
+        "not given to it: nobody is there",
+    ),
+    own(
+        "out_dropped_long",
+        Frames,
+        "not given to it: longer than its interface can carry",
+    ),
+    own(
+        "out_dropped_loss",
+        Frames,
+        "lost on purpose: its setting `loss`",
+    ),
+];
+
 /// Counters of the daemon.
 pub const DAEMON: &[Counter] = &[
     own("ports", Things, "ports that are open"),
     own("ports_opened", Times, "a port was opened"),
     own("ports_closed", Times, "a port was closed"),
     own("native_filters", Things, "filters that run as machine code"),
-    own(
+    now(own(
         "native_bytes",
         Bytes,
         "bytes of the pages with machine code",
-    ),
+    )),
     own(
         "native_waiting",
         Things,
@@ -558,14 +712,14 @@ pub const DAEMON: &[Counter] = &[
 
 /// Counters of a VM.
 pub const VM: &[Counter] = &[
-    own("pool_bytes", Bytes, "the pool"),
-    own("pool_free", Bytes, "what no ring uses of it"),
+    now(own("pool_bytes", Bytes, "the pool")),
+    now(own("pool_free", Bytes, "what no ring uses of it")),
     own(
         "grown_devices",
         Things,
         "devices that are plugged for its ports and for back-ends' memory",
     ),
-    own("grown_bytes", Bytes, "bytes of them"),
+    now(own("grown_bytes", Bytes, "bytes of them")),
     own(
         "channel_skipped_bytes",
         Bytes,
@@ -599,13 +753,13 @@ pub const BACKEND: &[Counter] = &[
     own("message_bytes_out", Bytes, "what it said to programs"),
     own("events_in", Times, "a program's event happened"),
     own("events_out", Times, "an event of its happened"),
-    own(
+    now(own(
         "waiting_bytes",
         Bytes,
         "what either side said and the other has not taken, 256 for each message more",
-    ),
+    )),
     own("regions", Things, "pieces of memory that it shares"),
-    own("region_bytes", Bytes, "bytes of them"),
+    now(own("region_bytes", Bytes, "bytes of them")),
 ];
 
 /// Parts of a sum that daemons did not count at first.
@@ -633,8 +787,9 @@ pub const OF_READER: &str = "reader_";
 #[must_use]
 pub fn find(kind: &str, name: &str) -> Option<&'static Counter> {
     let tables: &[&[Counter]] = match kind {
-        "source" => &[SOURCE, SENDER, ECHO, SWITCH],
+        "source" => &[SOURCE, NIC, SENDER, ECHO, SWITCH],
         "port" => &[PORT, SENDER],
+        "switch_port" => &[SWITCH_PORT],
         "daemon" => &[DAEMON],
         "vm" => &[VM],
         "backend" => &[BACKEND],

@@ -344,6 +344,7 @@ impl Hub {
                 fanout.departed.dropped_budget,
             ),
         ]);
+        values.extend(source.interface.iter().flat_map(Interface::counters));
         if source.transmits {
             values.extend(sends.named());
         }

@@ -101,10 +101,12 @@ fn a_newer_daemons_reason_to_drop_counts() {
 fn the_document_has_every_counter_in_these_words() {
     let tables = [
         ("a source", SOURCE),
+        ("the interface of a source", NIC),
         ("a port", PORT),
         ("a port that sends, and of a source", SENDER),
         ("the generator", ECHO),
         ("a switch", SWITCH),
+        ("a port of a switch", SWITCH_PORT),
         ("the daemon", DAEMON),
         ("a VM", VM),
         ("a back-end", BACKEND),

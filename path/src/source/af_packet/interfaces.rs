@@ -8,8 +8,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::Namespace;
 use crate::source::SourceError;
-use vnplug_os::interface;
-use vnplug_os::interface::Link;
+use vnplug_os::interface::{self, Link};
+use vnplug_os::{netlink, statistics};
 
 /// One network interface of this network namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,6 +135,27 @@ impl Interface {
         }
     }
 
+    /// What its driver and the kernel count of it, by the counters' public names; nothing while there is no
+    /// interface of that name.
+    pub fn counters(&self) -> Vec<(String, u64)> {
+        let Ok(told) = self.ask(|socket| statistics::of(socket, &self.name)) else {
+            return Vec::new();
+        };
+        let named = [
+            ("nic_rx_frames", told.rx_packets),
+            ("nic_rx_bytes", told.rx_bytes),
+            ("nic_rx_missed", told.rx_missed_errors),
+            ("nic_rx_fifo", told.rx_fifo_errors),
+            ("nic_rx_dropped", told.rx_dropped),
+            ("nic_rx_errors", told.rx_errors),
+            ("nic_tx_frames", told.tx_packets),
+            ("nic_tx_bytes", told.tx_bytes),
+            ("nic_tx_dropped", told.tx_dropped),
+            ("nic_tx_errors", told.tx_errors),
+        ];
+        named.map(|(name, value)| (name.to_owned(), value)).into()
+    }
+
     /// What is known now; nothing while there is no interface of that name.
     pub fn facts(&self) -> Facts {
         let facts = self.ask(|socket| {
@@ -153,9 +174,12 @@ fn mac(link: &Link) -> Option<[u8; 6]> {
     (link.hardware == libc::ARPHRD_ETHER).then_some(link.mac)
 }
 
-/// A socket of the calling thread's network namespace.
+/// A socket of the calling thread's network namespace: of rtnetlink, by which figures are asked for, or where that is
+/// forbidden of any kind, which has no figures.
 pub(super) fn any_socket() -> std::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-    Ok(socket)
+    netlink::open(SocketFlags::NONBLOCK).or_else(|_| {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::DGRAM);
+        let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+        Ok(socket)
+    })
 }
