@@ -6,6 +6,8 @@
 //! user = "vnplug"                      # switch to this user after start
 //! ring_bytes = "4MiB"                  # a ring when the reader does not say
 //!
+//! observers = ["vnplug-metrics"]       # who else sees all counters, and nothing more
+//!
 //! [[source]]
 //! name = "eth1"
 //! kind = "af_packet"
@@ -48,7 +50,7 @@ use clap::Parser;
 use serde::Deserialize;
 use vnplug_ring::control::{DEFAULT_SOCKET, Grant, GrantKind};
 
-use self::file::{File, backend, bytes, flat, joiner, program, read, source};
+use self::file::{File, backend, bytes, flat, joiner, observer, program, read, source};
 use crate::hub::grant::Given;
 use crate::hub::{BackendGrant, Join, Peer, Sending, TwinGrant};
 use crate::spec::{SWITCH, SourceSpec};
@@ -107,6 +109,9 @@ pub struct Arguments {
         help = "Permission to be a back-end, and who may use it: kv,id=85,uid=1000,open=vm:*+uid:1001,memory=16M"
     )]
     pub backend: Vec<String>,
+    /// Users that see all counters, and may do nothing more for it
+    #[arg(long, value_name = "USER")]
+    pub observer: Vec<String>,
     /// Programs that ports may have their frames go through
     #[arg(
         long,
@@ -170,6 +175,8 @@ pub struct Config {
     pub pool_dir: PathBuf,
     /// User to switch to.
     pub user: Option<String>,
+    /// Users that see all counters.
+    pub observers: Vec<u32>,
     /// Bytes of a ring's record area when a reader does not say.
     pub ring_bytes: u64,
     /// The most a reader may ask for.
@@ -334,6 +341,10 @@ impl Config {
                 return Err(format!("two programs are named {:?}", grant.name));
             }
         }
+        let flags = arguments.observer.into_iter().map(toml::Value::String);
+        let observers = file.observers.into_iter().chain(flags);
+        let observers = observers.map(|user| observer(&user));
+        let observers = observers.collect::<Result<_, _>>()?;
         let max_ring_bytes = size("max_ring_bytes", file.max_ring_bytes, 1 << 30)?;
         let config = Self {
             socket,
@@ -345,6 +356,7 @@ impl Config {
                 .or(file.pool_dir)
                 .unwrap_or_else(|| "/dev/shm".into()),
             user: arguments.user.or(file.user),
+            observers,
             ring_bytes: size("ring_bytes", file.ring_bytes, max_ring_bytes.min(4 << 20))?,
             max_ring_bytes,
             pool_bytes: size("pool_bytes", file.pool_bytes, 64 << 20)?,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use vnplug_os::privileges;
 use vnplug_ring::units;
 
 use super::OnOff;
@@ -20,6 +21,8 @@ pub(super) struct File {
     pub(super) state_dir: Option<PathBuf>,
     pub(super) pool_dir: Option<PathBuf>,
     pub(super) user: Option<String>,
+    #[serde(default)]
+    pub(super) observers: Vec<toml::Value>,
     pub(super) ring_bytes: Option<toml::Value>,
     pub(super) max_ring_bytes: Option<toml::Value>,
     pub(super) pool_bytes: Option<toml::Value>,
@@ -117,6 +120,19 @@ fn option(value: toml::Value) -> Result<String, String> {
         }
         other => Err(format!("a source's option cannot be {other}")),
     }
+}
+
+/// A user that sees all counters, by name or number.
+pub(super) fn observer(user: &toml::Value) -> Result<u32, String> {
+    let found = match user {
+        toml::Value::Integer(uid) => u32::try_from(*uid).ok(),
+        toml::Value::String(name) => {
+            let by_name = || privileges::user(name).ok().map(|(uid, _)| uid);
+            name.parse().ok().or_else(by_name)
+        }
+        _ => None,
+    };
+    found.ok_or_else(|| format!("observers: there is no user {user}"))
 }
 
 /// A grant to join, of the file.

@@ -8,6 +8,7 @@ impl Config {
     /// Who may see what, for a daemon that runs as this user.
     pub(crate) fn policy(&self, us: u32) -> Policy {
         let mut policy = Policy::new(us);
+        policy.observers.clone_from(&self.observers);
         for (uid, grant) in &self.users {
             policy.grant_user(*uid, grant.clone());
         }

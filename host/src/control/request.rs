@@ -279,7 +279,7 @@ impl Control {
             self.sessions.owned(whom, port)?;
             return Ok(self.hub.port_counters(vec![port]));
         }
-        if self.policy.is_operator(viewer) {
+        if self.policy.may_observe(viewer) {
             let mut more = self.vms.counters(&self.sessions, |vm| self.grown(vm));
             more.extend(self.backends.counters());
             return Ok(self.hub.counters(more));

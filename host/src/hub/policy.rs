@@ -30,6 +30,8 @@ pub enum Peer {
 #[derive(Debug, Clone, Default)]
 pub struct Policy {
     operators: Vec<u32>,
+    /// Users that see all counters, which is no right to a packet or to a change.
+    pub(crate) observers: Vec<u32>,
     users: BTreeMap<u32, Vec<Grant>>,
     vms: BTreeMap<String, Vec<Grant>>,
     senders: Vec<Sending>,
@@ -257,6 +259,12 @@ impl Policy {
     /// Whether the viewer may attach VMs and see all ports.
     pub fn is_operator(&self, viewer: &Peer) -> bool {
         matches!(viewer, Peer::User(uid) if self.operators.contains(uid))
+    }
+
+    /// Whether the viewer may see all counters.
+    pub fn may_observe(&self, viewer: &Peer) -> bool {
+        let is_observer = matches!(viewer, Peer::User(uid) if self.observers.contains(uid));
+        is_observer || self.is_operator(viewer)
     }
 
     /// Users that are operators.
