@@ -83,7 +83,7 @@ build: guest
 		-Wl,--version-script=guest/vnplug.map -Wl,--gc-sections,--no-undefined,-z,relro,-z,now \
 		-Wl,--whole-archive $(TARGET)/release/libvnplug.a -Wl,--no-whole-archive -lgcc_s -lc
 	dist/manual $(PRODUCED)/manual $(GUEST_BIN) $(TARGET)/release/vnplugd $(TARGET)/release/vnplug-web \
-		$(TARGET)/release/vnplug-query
+		$(TARGET)/release/vnplug-metrics $(TARGET)/release/vnplug-query
 	@echo "built: $(TARGET)/release/vnplugd, $(TARGET)/release/libvnplug.so, $(GUEST_BIN)"
 
 query: setup-build
@@ -110,6 +110,7 @@ demo-sandbox: setup-sandbox guest
 
 test: setup guest
 	./e2e/setup-guest-kernel.sh
+	./e2e/get-prometheus.sh
 	$(AS_ROOT) sh -c 'mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf'
 	cargo build --locked --workspace
 	./.ci/run-tests $(TEST_ARGS); tests=$$?; \

@@ -5,7 +5,7 @@ use std::env;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
@@ -23,13 +23,15 @@ pub(crate) struct External {
 
 impl External {
     /// Becomes the program: the one in the directory of this binary, or else in PATH. `installs` is what
-    /// does that.
-    pub(crate) fn run(&self, program: &str, installs: &str) -> Outcome {
+    /// does that. If it asks the daemon, it is the one at `socket`.
+    pub(crate) fn run(&self, socket: &Path, program: &str, installs: &str) -> Outcome {
         let beside = env::current_exe().ok();
         let beside = beside.and_then(|own| Some(own.parent()?.join(program)));
         let mut error = io::Error::from(ErrorKind::NotFound);
         for file in beside.into_iter().chain([PathBuf::from(program)]) {
-            error = Command::new(file).args(&self.words).exec();
+            let mut command = Command::new(file);
+            command.args(&self.words).env("VNPLUG_SOCKET", socket);
+            error = command.exec();
             if error.kind() != ErrorKind::NotFound {
                 break;
             }

@@ -106,6 +106,8 @@ enum Action {
     Query(external::External),
     /// Show recordings in the browser: timeline, filter, download
     Web(external::External),
+    /// Show the counters to Prometheus (runs vnplug-metrics)
+    Metrics(external::External),
     /// Make the indexes of recordings and capture files that have none
     Index(extract::Index),
     /// Check recordings against their manifests: is every segment there, and unchanged?
@@ -162,8 +164,13 @@ fn main() -> ExitCode {
         Action::Stats(stats) => stats.run(connect),
         Action::Extract(extract) => extract.run(),
         Action::Flows(flows) => flows.run(),
-        Action::Query(query) => query.run("vnplug-query", "`make query` and `make install` do"),
-        Action::Web(web) => web.run("vnplug-web", "`make install` does"),
+        Action::Query(query) => query.run(
+            &socket,
+            "vnplug-query",
+            "`make query` and `make install` do",
+        ),
+        Action::Web(web) => web.run(&socket, "vnplug-web", "`make install` does"),
+        Action::Metrics(it) => it.run(&socket, "vnplug-metrics", "`make install` does"),
         Action::Index(index) => index.run(),
         Action::Verify(verify) => verify.run(),
         Action::Attach(attach) => attach.run(connect),

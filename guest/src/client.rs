@@ -36,9 +36,19 @@ impl Client {
     /// # Errors
     /// As [`connect`](Self::connect), and [`Error::TimedOut`].
     pub fn connect_within(limit: Duration) -> Result<Self, Error> {
-        let path = socket_path(None);
-        let connection = Connection::open(&path, limit)?;
-        Ok(Self { connection, path })
+        Self::connect_to_within(&socket_path(None), limit)
+    }
+
+    /// As [`connect_within`](Self::connect_within), to the socket at `path`.
+    ///
+    /// # Errors
+    /// As [`connect_within`](Self::connect_within).
+    pub fn connect_to_within(path: &Path, limit: Duration) -> Result<Self, Error> {
+        let connection = Connection::open(path, limit)?;
+        Ok(Self {
+            connection,
+            path: path.to_owned(),
+        })
     }
 
     /// Connects to the socket at `path`.
@@ -46,11 +56,7 @@ impl Client {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub fn connect_to(path: &Path) -> Result<Self, Error> {
-        let connection = Connection::open(path, ANSWER_LIMIT)?;
-        Ok(Self {
-            connection,
-            path: path.to_owned(),
-        })
+        Self::connect_to_within(path, ANSWER_LIMIT)
     }
 
     /// The socket.

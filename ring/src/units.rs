@@ -1,4 +1,4 @@
-//! Sizes and times as people write them: in options of every command, in the daemon's configuration,
+//! Sizes and times as people write and read them: in options of every command, in the daemon's configuration,
 //! on the page.
 //!
 //! | | examples | units |
@@ -114,6 +114,46 @@ fn whole(ns: u128) -> Option<Duration> {
     Some(Duration::new(seconds, (ns % NS) as u32))
 }
 
+/// A number with a decimal prefix: `1.25 M`, `900 `.
+#[must_use]
+pub fn short(number: f64) -> String {
+    let units = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
+    let (factor, unit) = units
+        .into_iter()
+        .find(|(factor, _)| number >= *factor)
+        .unwrap_or((1.0, ""));
+    // Two digits that mean something.
+    let digits = match number {
+        small if small > 0.0 && small < 1.0 => 1 - small.log10().floor() as i32,
+        _ => 2,
+    };
+    let value = format!("{:.*}", digits.clamp(2, 12) as usize, number / factor);
+    let value = value.trim_end_matches('0').trim_end_matches('.');
+    format!("{value} {unit}")
+}
+
+/// A distance in time: `1.5 s`, `250 ms`, `2 h`.
+#[must_use]
+pub fn span(ns: u64) -> String {
+    let units = [
+        (86_400_000_000_000, "d"),
+        (3_600_000_000_000, "h"),
+        (60_000_000_000, "min"),
+        (1_000_000_000, "s"),
+        (1_000_000, "ms"),
+        (1_000, "µs"),
+    ];
+    let (factor, unit) = units
+        .into_iter()
+        .find(|(factor, _)| ns >= *factor)
+        .unwrap_or((1, "ns"));
+    let value = format!("{:.1}", ns as f64 / factor as f64);
+    format!(
+        "{} {unit}",
+        value.trim_end_matches('0').trim_end_matches('.')
+    )
+}
+
 /// Not a size, or not a length of time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BadUnits {
@@ -211,6 +251,17 @@ mod tests {
         }
         let long = "99999999999999999999d";
         assert_eq!(duration(long), Err(BadUnits::TooLarge(long.to_owned())));
+    }
+
+    #[test]
+    fn numbers_and_times_are_readable() {
+        assert_eq!(short(0.0), "0 ");
+        assert_eq!(short(1_250_000.0), "1.25 M");
+        assert_eq!(short(100.0), "100 ");
+        assert_eq!(short(0.00123), "0.0012 ");
+        assert_eq!(span(1_500_000_000), "1.5 s");
+        assert_eq!(span(0), "0 ns");
+        assert_eq!(span(7_200_000_000_000), "2 h");
     }
 
     #[test]

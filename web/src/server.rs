@@ -104,22 +104,27 @@ fn routes(settings: Settings) -> Router {
 }
 
 async fn guard(State(shared): State<Arc<Site>>, request: Request, next: Next) -> Response {
-    let mut response = match objection(&shared, &request) {
+    let mut response = match objection(&shared.names, shared.remote, &request) {
         Some(refusal) => refusal.into_response(),
         None => next.run(request).await,
     };
+    add_headers(&mut response);
+    response
+}
+
+/// What every answer says to the browser.
+pub(crate) fn add_headers(response: &mut Response) {
     let headers = response.headers_mut();
     for (name, value) in HEADERS {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    response
 }
 
 /// Why a request is refused whatever it asks for.
-fn objection(shared: &Site, request: &Request) -> Option<Refusal> {
+pub(crate) fn objection(names: &[String], remote: bool, request: &Request) -> Option<Refusal> {
     let header = |name: HeaderName| request.headers().get(name)?.to_str().ok();
     let host = header(header::HOST).or_else(|| request.uri().host());
-    if !host.is_some_and(|host| is_known(host, shared.remote, &shared.names)) {
+    if !host.is_some_and(|host| is_known(host, remote, names)) {
         return Some(Refusal::forbidden(
             "this name is not known here: use the address or localhost, or start with --host NAME",
         ));

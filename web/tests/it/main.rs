@@ -1,4 +1,4 @@
-//! `vnplug-web` as clients and a browser see it.
+//! `vnplug-web` and `vnplug-metrics` as clients and a browser see it.
 
 #[cfg(test)]
 mod browser;
@@ -10,6 +10,8 @@ mod files;
 mod http;
 #[cfg(test)]
 mod losses;
+#[cfg(test)]
+mod metrics;
 #[cfg(test)]
 mod page;
 #[cfg(test)]

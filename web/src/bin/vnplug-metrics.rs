@@ -1,0 +1,7 @@
+//! vnplug-metrics: see the library of this crate.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    vnplug_web::metrics()
+}

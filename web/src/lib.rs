@@ -1,0 +1,159 @@
+//! Two programs that speak HTTP: vnplug-web, a page with the timeline of recordings, and their packets for
+//! download; and vnplug-metrics, the daemon's counters for Prometheus.
+//!
+//! ```text
+//! browser ── server (Host, headers, limits) ── api ──┬── table ── segment: chunks of a file ── .vnx
+//!                                                    │      └── losses ── state: NAME.state
+//!                                                    ├── timeline (bins, gaps) ── JSON, or a picture
+//!                                                    └── download ── vnplug_store::extract
+//!
+//! scraper ── metrics: server ── ask (cached) ── families ── the daemon's counters
+//! ```
+//!
+//! Programs of their own, so that `vnplug` needs no HTTP; `vnplug web` and `vnplug metrics` run them. `docs/web.md` describes
+//! the page, the API, and who can reach it; `docs/metrics.md` the other one.
+
+mod api;
+mod bins;
+mod connections;
+mod download;
+mod losses;
+mod metrics;
+mod page;
+mod picture;
+mod save;
+mod segment;
+mod server;
+mod state;
+mod table;
+mod text;
+mod timeline;
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use vnplug_store::extract::{captures, raise_open_files};
+
+use crate::server::Settings;
+use crate::table::Table;
+use crate::text::escape;
+
+/// Shows recordings in the browser: a timeline, a filter, and the packets as a file
+#[derive(Debug, Parser)]
+#[command(
+    name = "vnplug-web",
+    version,
+    max_term_width = 100,
+    after_help = "\
+Examples:
+  vnplug web /data/rec
+  vnplug web /disk1/rec /disk2/rec --listen 127.0.0.1:9000
+  vnplug web /data/rec --svg timeline.svg
+
+From another machine: ssh -L 8470:127.0.0.1:8470 HOST, then http://localhost:8470/ in the browser."
+)]
+struct Arguments {
+    /// Recordings' directories, or capture files
+    #[arg(required = true, value_name = "DIR")]
+    places: Vec<PathBuf>,
+    /// Address and port to listen on; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8470")]
+    listen: SocketAddr,
+    /// Allow an address that other machines reach; there is no password
+    #[arg(long)]
+    allow_remote: bool,
+    /// A name by which browsers reach the page, besides addresses and localhost
+    #[arg(long, value_name = "NAME")]
+    host: Vec<String>,
+    /// Write the timeline as a picture, and end; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+pub use metrics::main as metrics;
+
+/// The program vnplug-web.
+pub fn page() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::new().filter_or("VNPLUG_LOG", "warn")).init();
+    raise_open_files();
+    let arguments = Arguments::parse();
+    let done = match &arguments.svg {
+        Some(file) => picture(&arguments.places, file),
+        None => serve(arguments),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            note("vnplug-web", &error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(arguments: Arguments) -> Result<(), String> {
+    let remote = !arguments.listen.ip().is_loopback();
+    if remote && !arguments.allow_remote {
+        return Err(format!(
+            "{}: other machines reach this address, and there is no password: anyone who connects can read \
+             the recordings. Listen on 127.0.0.1 and use `ssh -L`, or say --allow-remote",
+            arguments.listen
+        ));
+    }
+    if remote {
+        note(
+            "vnplug-web",
+            "anyone who reaches this address can read the recordings: there is no password",
+        );
+    }
+    if let [(place, error), ..] = &captures(&arguments.places).1[..] {
+        return Err(format!("{}: {error}", place.display()));
+    }
+    server::run(Settings {
+        listen: arguments.listen,
+        places: arguments.places,
+        names: arguments.host,
+        remote,
+    })
+    .map_err(|error| format!("{}: {error}", arguments.listen))
+}
+
+fn picture(places: &[PathBuf], file: &Path) -> Result<(), String> {
+    let is_stdout = file.as_os_str() == "-";
+    if !is_stdout && save::is_read(places, file) {
+        return Err(format!(
+            "{}: this is a file of the recordings that are shown, or has the name of one; \
+             give the picture another name, as in --svg timeline.svg",
+            file.display()
+        ));
+    }
+    let mut table = Table::new(places.to_vec());
+    table.refresh(FOREVER);
+    let timeline = table.timeline(None, None, PICTURE_BINS);
+    for problem in &timeline.problems {
+        note("vnplug-web", problem);
+    }
+    let names: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
+    let svg = picture::svg(&timeline, &names.join(", "));
+    let written = match is_stdout {
+        true => io::stdout().write_all(svg.as_bytes()),
+        false => save::save(file, &svg),
+    };
+    written.map_err(|error| format!("{}: {error}", file.display()))?;
+    match timeline.problems.is_empty() {
+        true => Ok(()),
+        false => Err("the picture shows what could be read".to_owned()),
+    }
+}
+
+/// One line on stderr; if that fails there is nobody left to tell.
+fn note(program: &str, line: &str) {
+    let _ = writeln!(io::stderr(), "{program}: {}", escape(line));
+}
+
+const FOREVER: Duration = Duration::from_secs(30 * 86_400);
+/// As many as the picture can show.
+const PICTURE_BINS: u64 = 550;
