@@ -1,0 +1,323 @@
+//! `vnplug metrics` beside a real Prometheus: every query of the dashboard has an answer, alerts fire on real faults, and
+//! who may see counters may do nothing else.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use vnplug::{Client, Error, Next, PortOptions};
+use vnplug_e2e::daemon::{Daemon, program};
+use vnplug_e2e::station::Running;
+use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::user::{USER, as_user, open_to_all};
+use vnplug_e2e::{Lab, Netns};
+use vnplug_ring::control::{VmKind, VmSpec};
+use vnplug_testing::{eventually, until};
+
+/// Asks by HTTP; the body of the answer.
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let patience = Some(Duration::from_secs(30));
+    stream.set_read_timeout(patience).unwrap();
+    let ask = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n");
+    stream.write_all(ask.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    body.to_owned()
+}
+
+/// `vnplug metrics` of a daemon, as an ordinary user; and where it listens.
+fn metrics(lab: &Lab, daemon: &Daemon) -> (Running, String) {
+    let mut command = Command::new("setpriv");
+    let user = USER.to_string();
+    command.args(["--reuid", &user, "--clear-groups"]);
+    command.arg(program("vnplug").unwrap()).arg("--socket");
+    command.arg(daemon.socket());
+    command.args(["metrics", "--listen", "127.0.0.1:0"]);
+    let running = Running::start(command, lab, "metrics").unwrap();
+    let line = until(
+        "it listens",
+        || running.output(),
+        |line| line.ends_with('\n'),
+    );
+    let address = line.trim().strip_prefix("vnplug-metrics: http://").unwrap();
+    let address = address.strip_suffix("/metrics").unwrap().to_owned();
+    (running, address)
+}
+
+/// A source of every kind, a switch, a VM; everybody may connect, and the ordinary user sees all counters.
+fn daemon(lab: &Lab, netns: &Netns) -> Daemon {
+    netns.veth("wire0", "wire1").unwrap();
+    let config = open_to_all(lab, &format!("observers = [{USER}]\n"));
+    let arguments = [
+        "--config",
+        &config,
+        "--source",
+        "wire1=af_packet,blocks=8,early=no",
+        "--source",
+        "lab=gen,pps=20000,flows=10",
+        "--switch",
+        "lan0",
+    ];
+    let daemon = Daemon::start(lab, Some(netns), &arguments).unwrap();
+    let mut operator = Client::connect_to(&daemon.socket()).unwrap();
+    let spec = VmSpec {
+        name: "probe".into(),
+        kind: VmKind::Qemu,
+        pool_bytes: 1 << 20,
+        vectors: 0,
+        allow: Vec::new(),
+        owner: 0,
+        groups: Vec::new(),
+    };
+    operator.attach_vm(spec).unwrap();
+    daemon
+}
+
+#[test]
+fn an_observer_sees_all_counters_and_may_do_nothing_else() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    let daemon = daemon(&lab, &netns);
+    let _port = daemon.port("lab").open().unwrap();
+    let socket = daemon.socket();
+    let (counted, denied) = as_user(move || {
+        let mut client = Client::connect_to(&socket).unwrap();
+        let counted = client.stats().unwrap();
+        assert_eq!(client.show_switch("", 0, true).unwrap()[0].name, "lan0");
+        assert_eq!(client.devices().unwrap().len(), 0);
+        let denied = [
+            client.set_switch("lan0", 0, "age=1", false).err(),
+            client.detach_vm("probe").err(),
+            client.grants().err(),
+            PortOptions::new("lab").socket(socket).open().err(),
+        ];
+        (counted, denied)
+    });
+    let kinds: Vec<&str> = counted.iter().map(|it| it.kind.as_str()).collect();
+    for kind in ["daemon", "source", "port", "vm"] {
+        assert!(kinds.contains(&kind), "{kinds:?}");
+    }
+    for refusal in denied {
+        assert!(
+            matches!(refusal, Some(Error::Refused { .. })),
+            "{refusal:?}"
+        );
+    }
+    // The control: another user sees none of it.
+    let socket = daemon.socket();
+    let other = thread::spawn(move || {
+        let uid = rustix::process::Uid::from_raw(USER + 1);
+        rustix::thread::set_thread_uid(uid).unwrap();
+        Client::connect_to(&socket).unwrap().stats().unwrap()
+    });
+    assert_eq!(other.join().unwrap(), []);
+}
+
+/// Debian's, as `e2e/get-prometheus.sh` unpacks it.
+fn unpacked(name: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let path = root.join("target/prometheus/usr/bin").join(name);
+    assert!(path.is_file(), "no {name}: run e2e/get-prometheus.sh first");
+    path
+}
+
+fn dist(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../dist/metrics")
+        .join(name)
+}
+
+#[test]
+fn each_alert_fires_on_its_fault_and_on_no_other() {
+    let tested = Command::new(unpacked("promtool"))
+        .args(["test", "rules"])
+        .arg(dist("vnplug.rules.test.yml"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&[tested.stdout, tested.stderr].concat()).into_owned();
+    assert!(tested.status.success(), "{said}");
+    // The control: a rule that is another one is found out.
+    let lab = Lab::new().unwrap();
+    for name in ["vnplug.rules.test.yml", "vnplug.rules.yml"] {
+        let text = fs::read_to_string(dist(name)).unwrap();
+        fs::write(
+            lab.dir().join(name),
+            text.replace("vnplug_up == 0", "vnplug_up == 2"),
+        )
+        .unwrap();
+    }
+    let tested = Command::new(unpacked("promtool"))
+        .args(["test", "rules"])
+        .arg(lab.dir().join("vnplug.rules.test.yml"))
+        .output()
+        .unwrap();
+    assert!(!tested.status.success());
+}
+
+/// A Prometheus that scrapes every second.
+struct Prometheus {
+    _running: Running,
+    address: String,
+}
+
+impl Prometheus {
+    fn start(lab: &Lab, scraped: &str) -> Self {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap().to_string();
+        drop(free);
+        let config = lab.dir().join("prometheus.yml");
+        let text = format!(
+            "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n\
+             rule_files: [{}]\n\
+             scrape_configs: [{{job_name: vnplug, static_configs: [{{targets: ['{scraped}']}}]}}]\n",
+            dist("vnplug.rules.yml").display()
+        );
+        fs::write(&config, text).unwrap();
+        let mut command = Command::new(unpacked("prometheus"));
+        command.arg(format!("--config.file={}", config.display()));
+        command.arg(format!("--storage.tsdb.path={}/tsdb", lab.dir().display()));
+        command.arg(format!("--web.listen-address={address}"));
+        let mut running = Running::start(command, lab, "prometheus").unwrap();
+        eventually("Prometheus listens", || {
+            assert!(running.status().is_none(), "{}", running.errors());
+            TcpStream::connect(&address).is_ok()
+        });
+        Self {
+            _running: running,
+            address,
+        }
+    }
+
+    /// The answer to a query: its series.
+    fn ask(&self, query: &str) -> Vec<Value> {
+        let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        let text = get(&self.address, &format!("/api/v1/query?query={encoded}"));
+        let answer: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(answer["status"], "success", "{query}: {text}");
+        answer["data"]["result"].as_array().unwrap().clone()
+    }
+
+    /// Waits until a query has an answer, or none.
+    fn becomes(&self, query: &str, there: bool) {
+        until(query, || self.ask(query), |found| found.is_empty() != there);
+    }
+}
+
+/// The queries of the dashboard, and the variables in them as Grafana fills them in.
+fn queries() -> Vec<(String, String)> {
+    let text = fs::read_to_string(dist("dashboard.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let mut all = Vec::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        for target in panel["targets"].as_array().unwrap() {
+            let query = target["expr"].as_str().unwrap();
+            let query = query
+                .replace("$__rate_interval", "15s")
+                .replace("$source", ".*");
+            assert!(!query.contains('$'), "{query}");
+            all.push((panel["title"].as_str().unwrap().to_owned(), query));
+        }
+    }
+    assert!(all.len() > 20, "{}", all.len());
+    all
+}
+
+/// The expression of an alert.
+fn rule(name: &str) -> String {
+    let text = fs::read_to_string(dist("vnplug.rules.yml")).unwrap();
+    let (_, rest) = text.split_once(&format!("- alert: {name}\n")).unwrap();
+    let (expression, _) = rest.split_once("for: 1m").unwrap();
+    let expression = expression.trim().strip_prefix("expr:").unwrap();
+    expression.replace(">-", "").replace("[5m]", "[15s]")
+}
+
+#[test]
+fn every_query_of_the_dashboard_has_an_answer_and_alerts_see_real_faults() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    let mut daemon = daemon(&lab, &netns);
+    let (_metrics, address) = metrics(&lab, &daemon);
+    let prometheus = Prometheus::start(&lab, &address);
+    let mut reader = daemon.port("lab").open().unwrap();
+    let _sender = daemon.port("wire1").transmit(1 << 16).open().unwrap();
+    let _member = daemon.port("lan0").join().transmit(1 << 16).open().unwrap();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (over, netns) = (&over, &netns);
+        scope.spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                while let Next::Packet(_) = reader.next().unwrap() {}
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        scope.spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                let stream = Stream {
+                    pps: NonZeroU64::new(2000),
+                    ..Stream::new("wire0", 1000)
+                };
+                // The wire may be down just now.
+                let _ = netns.enter(|| stream.send());
+            }
+        });
+        let faults = || {
+            prometheus.becomes("vnplug_up == 1", true);
+            let down = rule("VnplugSourceDown");
+            let [lost, dropped] = ["VnplugReaderLoses", "VnplugKernelDrops"].map(rule);
+            // The controls: nothing is wrong yet.
+            prometheus.becomes(
+                "rate(vnplug_port_offered_frames_total{fate=\"delivered\"}[15s]) > 0",
+                true,
+            );
+            for quiet in [&down, &lost, &dropped] {
+                assert_eq!(prometheus.ask(quiet), [] as [Value; 0], "{quiet}");
+            }
+            // A reader that does not read.
+            let _stuck = daemon.port("lab").ring_bytes(4096).open().unwrap();
+            prometheus.becomes(&lost, true);
+            let mut empty = Vec::new();
+            for (panel, query) in queries() {
+                let answer = prometheus.ask(&query);
+                let numbers = answer.iter().map(|it| it["value"][1].as_str().unwrap());
+                let odd = numbers.filter(|it| it.parse::<f64>().map_or(true, f64::is_nan));
+                if answer.is_empty() || odd.count() > 0 {
+                    empty.push(format!("{panel}: {query}: {answer:?}"));
+                }
+            }
+            assert!(empty.is_empty(), "{empty:#?}");
+            // A daemon that does not run, for a while.
+            let pid = Pid::from_raw(daemon.pid() as i32).unwrap();
+            kill_process(pid, Signal::STOP).unwrap();
+            let flood = netns.enter(|| Stream::new("wire0", 100_000).send());
+            kill_process(pid, Signal::CONT).unwrap();
+            flood.unwrap().unwrap();
+            prometheus.becomes(&dropped, true);
+            // An interface that is down.
+            netns.ip(&["link", "set", "wire1", "down"]).unwrap();
+            prometheus.becomes(&down, true);
+        };
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(faults));
+        over.store(true, Ordering::Relaxed);
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    daemon.kill();
+    prometheus.becomes(&rule("VnplugDown"), true);
+    daemon.launch().unwrap();
+    prometheus.becomes(&rule("VnplugDown"), false);
+    // A sum that does not close, and a NIC that loses, need a bug and hardware: `promtool` alone shows those.
+    assert_eq!(
+        prometheus.ask(&rule("VnplugAccountsOpen")),
+        [] as [Value; 0]
+    );
+}
