@@ -36,14 +36,14 @@ fn get(address: &str, path: &str) -> String {
     body.to_owned()
 }
 
-/// `vnplug metrics` of a daemon, as an ordinary user; and where it listens.
+/// `vnplug-metrics` of a daemon, as an ordinary user; and where it listens.
 fn metrics(lab: &Lab, daemon: &Daemon) -> (Running, String) {
     let mut command = Command::new("setpriv");
     let user = USER.to_string();
     command.args(["--reuid", &user, "--clear-groups"]);
-    command.arg(program("vnplug").unwrap()).arg("--socket");
-    command.arg(daemon.socket());
-    command.args(["metrics", "--listen", "127.0.0.1:0"]);
+    command.arg(program("vnplug-metrics").unwrap());
+    command.arg("--socket").arg(daemon.socket());
+    command.args(["--listen", "127.0.0.1:0"]);
     let running = Running::start(command, lab, "metrics").unwrap();
     let line = until(
         "it listens",
@@ -63,7 +63,7 @@ fn daemon(lab: &Lab, netns: &Netns) -> Daemon {
         "--config",
         &config,
         "--source",
-        "wire1=af_packet,blocks=8,early=no",
+        "wire1=af_packet,early=no",
         "--source",
         "lab=gen,pps=20000,flows=10",
         "--switch",
@@ -290,7 +290,7 @@ fn every_query_of_the_dashboard_has_an_answer_and_alerts_see_real_faults() {
             for (panel, query) in queries() {
                 let answer = prometheus.ask(&query);
                 let numbers = answer.iter().map(|it| it["value"][1].as_str().unwrap());
-                let odd = numbers.filter(|it| it.parse::<f64>().map_or(true, f64::is_nan));
+                let odd = numbers.filter(|it| !it.parse::<f64>().is_ok_and(|it| !it.is_nan()));
                 if answer.is_empty() || odd.count() > 0 {
                     empty.push(format!("{panel}: {query}: {answer:?}"));
                 }
@@ -299,13 +299,21 @@ fn every_query_of_the_dashboard_has_an_answer_and_alerts_see_real_faults() {
             // A daemon that does not run, for a while.
             let pid = Pid::from_raw(daemon.pid() as i32).unwrap();
             kill_process(pid, Signal::STOP).unwrap();
-            let flood = netns.enter(|| Stream::new("wire0", 100_000).send());
+            // More than its receive ring of 96 MiB has room for.
+            let flood = Stream {
+                len_bytes: 1514,
+                ..Stream::new("wire0", 150_000)
+            };
+            let flood = netns.enter(|| flood.send());
             kill_process(pid, Signal::CONT).unwrap();
             flood.unwrap().unwrap();
             prometheus.becomes(&dropped, true);
             // An interface that is down.
             netns.ip(&["link", "set", "wire1", "down"]).unwrap();
             prometheus.becomes(&down, true);
+            // Who sends there goes on, and ends.
+            netns.ip(&["link", "set", "wire1", "up"]).unwrap();
+            prometheus.becomes(&down, false);
         };
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(faults));
         over.store(true, Ordering::Relaxed);
