@@ -66,7 +66,7 @@ test=(
     /usr/lib/python3/dist-packages/scapy:python3-scapy
     /var/lib/dpkg/info/python3-pcapy.list:python3-pcapy
     # programs that ask in the sandbox
-    git:git nmap:nmap nc.openbsd:netcat-openbsd ssh:openssh-client
+    git:git nmap:nmap nc.openbsd:netcat-openbsd
     /usr/sbin/dropbear:dropbear-bin redis-cli:redis-tools
     # and their questions as notifications
     notify-send:libnotify-bin dbus-run-session:dbus

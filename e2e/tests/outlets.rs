@@ -139,11 +139,11 @@ fn what_cannot_be_served_is_said() {
 /// Makes the device `mirror` of a kind between two namespaces that a wire joins; false if this kernel has no such kind.
 fn tunnel(kind: &[&str], ends: [(&Netns, &str, &str); 2]) -> bool {
     for (netns, local, remote) in ends {
-        let words = [
-            "link", "add", "mirror", "mtu", "1600", "type", kind[0], "local", local, "remote",
-            remote,
-        ];
-        let words = [&words[..], &kind[1..]].concat();
+        let add = ["link", "add", "mirror", "mtu", "1600", "type", kind[0]];
+        let to = ["local", local, "remote", remote];
+        // Geneve has no end of its own.
+        let to = &to[if kind[0] == "geneve" { 2 } else { 0 }..];
+        let words = [&add[..], to, &kind[1..]].concat();
         match netns.ip(&words) {
             Ok(_) => netns
                 .ip(&["link", "set", "mirror", "up"])
@@ -186,7 +186,7 @@ fn a_tunnel_of_the_kernel_is_a_source() {
         ] {
             netns.ip(&["addr", "add", address, "dev", end]).unwrap();
             netns
-                .ip(&["link", "set", end, "mtu", "1700", "up"])
+                .ip(&["link", "set", end, "arp", "on", "mtu", "1700", "up"])
                 .unwrap();
         }
         let ends = [

@@ -258,7 +258,8 @@ fn netcat_speaks_udp_with_one_that_was_allowed() {
             let _ = echo.send_to(&bytes[..length], from);
         }
     });
-    let error = "port 9000 (udp) failed: Permission denied";
+    // In several pieces, and what the sandbox says comes between them.
+    let error = "Permission denied";
     place.denied("late", &split("nc -v -u 203.0.113.2 9000"), error);
     let script = "echo an echo | nc -u -W 1 -w 5 203.0.113.2 9000";
     let asked = place.run("echo", &["sh", "-c", script], |_| session(0));
@@ -353,9 +354,9 @@ fn ssh_and_a_database_speak_with_servers_that_were_allowed() {
         "203.0.113.2:22",
     ];
     place.serve(&ssh_server, "203.0.113.2:22");
-    let options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o BatchMode=yes";
-    let ssh = format!("ssh {options} nobody@203.0.113.2 true");
-    place.denied("ssh-late", &split(&ssh), "port 22: Permission denied");
+    // OpenSSH's wants the user in /etc/passwd.
+    let ssh = "dbclient -y -T nobody@203.0.113.2 true";
+    place.denied("ssh-late", &split(ssh), "Connect failed: Permission denied");
     let data = place.directory("data");
     // One program under two names; the package that has this one starts a service.
     let server = format!("{data}/redis-server");
@@ -367,13 +368,12 @@ fn ssh_and_a_database_speak_with_servers_that_were_allowed() {
     place.denied("redis-late", &split(get), "Could not connect");
 
     // Keys are agreed on; nobody may log in.
-    let asked = place.run("ssh", &split(&ssh), |_| session(0));
-    let once = ["ssh connect tcp 203.0.113.2:22"];
+    let asked = place.run("ssh", &split(ssh), |_| session(0));
+    let once = ["dbclient connect tcp 203.0.113.2:22"];
     assert_eq!(asked.asked(), once, "{asked:#?}");
-    assert!(
-        asked.errors.contains("Permission denied (publickey)"),
-        "{asked:#?}"
-    );
+    for said in ["key accepted", "No auth methods could be used"] {
+        assert!(asked.errors.contains(said), "{asked:#?}");
+    }
     let script = "redis-cli -h 203.0.113.2 set name value && redis-cli -h 203.0.113.2 get name";
     let asked = place.run("redis", &["sh", "-c", script], |_| session(0));
     let once = ["redis-cli connect tcp 203.0.113.2:6379"];

@@ -74,7 +74,7 @@ fn a_sensor_records_and_is_asked_from_elsewhere() {
     assert!(said.contains("durable up to packet"), "{said}");
     assert_eq!(said.matches("IP 10.0.0.7.").count(), 3, "{said}");
     // The flows, and packets from the page.
-    assert!(said.contains(" udp 10.0.0."), "{said}");
+    assert!(said.contains(" > 198.18.0.1 9\n"), "{said}");
     assert!(said.matches("IP 10.0.0.").count() >= 6, "{said}");
 }
 
