@@ -27,6 +27,10 @@ fn example(state: &Path) -> String {
         ("state_dir = \"/var/lib/vnplug\"", state_dir.as_str()),
         ("socket_group = \"vnplug\"", "socket_group = \"nogroup\""),
         ("user = \"vnplug\"", "user = \"nobody\""),
+        (
+            "observers = [\"vnplug-metrics\"]",
+            "observers = [\"nobody\"]",
+        ),
     ];
     replaced.iter().fold(text.to_owned(), |text, (from, to)| {
         assert!(text.contains(from), "the example has no {from}");

@@ -189,9 +189,10 @@ impl Prometheus {
         command.arg(format!("--storage.tsdb.path={}/tsdb", lab.dir().display()));
         command.arg(format!("--web.listen-address={address}"));
         let mut running = Running::start(command, lab, "prometheus").unwrap();
-        eventually("Prometheus listens", || {
+        // It listens before it can answer.
+        eventually("Prometheus is ready", || {
             assert!(running.status().is_none(), "{}", running.errors());
-            TcpStream::connect(&address).is_ok()
+            TcpStream::connect(&address).is_ok() && get(&address, "/-/ready").contains("is Ready")
         });
         Self {
             _running: running,
