@@ -108,6 +108,7 @@ impl Known {
         let version = version_in(&directory)?;
         // Of the time before the file is read: what changes it later has another time than this version.
         let is_settled = version.is_settled(SystemTime::now());
+        let keeps = is_settled && is_of_others(&directory)?;
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let lines = File::from(openat(&directory, "cmdline", flags, Mode::empty())?);
         let line = line_of(&lines, &mut [0; MOST_LINE_BYTES])?.to_vec();
@@ -124,7 +125,7 @@ impl Known {
                     pid,
                     started,
                     program: fs::read_link(format!("/proc/{thread}/exe"))?,
-                    hash: self.hash(&directory, version, is_settled, waits)?,
+                    hash: self.hash(&directory, version, keeps, waits)?,
                     arguments: words_of(&line),
                     ancestors: ancestors(pid, root),
                 });
@@ -169,7 +170,7 @@ impl Known {
         &self,
         directory: &OwnedFd,
         version: Version,
-        is_settled: bool,
+        keeps: bool,
         waits: impl Fn() -> bool,
     ) -> io::Result<Option<[u8; 32]>> {
         let mut hashes = lock(&self.hashes);
@@ -180,7 +181,7 @@ impl Known {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Err(error),
             hash => hash.ok(),
         };
-        if !is_settled {
+        if !keeps {
             return Ok(hash);
         }
         if hashes.len() >= MOST_HASHES {
@@ -257,6 +258,17 @@ fn version_in(directory: &OwnedFd) -> io::Result<Version> {
         changed: (stat.st_ctime, stat.st_ctime_nsec as i64),
         written: (stat.st_mtime, stat.st_mtime_nsec as i64),
     })
+}
+
+/// Whether the file that a process runs is another user's, and nobody else may write it.
+///
+/// NB: what the program may write it can change without another time: by memory of a file system in memory that it has mapped
+/// and read before (Linux 6.18).
+fn is_of_others(directory: &OwnedFd) -> io::Result<bool> {
+    let stat = statat(directory, "exe", AtFlags::empty())?;
+    let us = rustix::process::geteuid();
+    let is_closed = stat.st_mode & 0o022 == 0;
+    Ok(is_closed && !us.is_root() && stat.st_uid != us.as_raw())
 }
 
 /// The command line as it is now.
