@@ -83,14 +83,15 @@ pub(crate) fn supervise(supervision: Supervision) -> io::Result<u8> {
         let permit = judging.permit.take();
         let gate = judging.gate.clone();
         judging.permit = Some(Box::new(move |act, names| {
+            let lasts = gate.lasts(act, names);
             if let (Transport::Tcp, Target::Internet(peer)) = (act.transport, &act.target)
                 && act.doing == Doing::Connect
-                && !fence.name(*peer, gate.names_allowing(act, names))
+                && !fence.name(*peer, gate.names_allowing(act, names), lasts)
             {
                 log::warn!("{peer}: too many peers are known by name; its packets are dropped");
                 return;
             }
-            match gate.lasts(act, names) {
+            match lasts {
                 true => fence.allow(act),
                 false => fence.allow_briefly(act),
             }

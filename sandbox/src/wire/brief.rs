@@ -4,7 +4,7 @@
 //! has broken it off. What has no connections may be sent as long as that is not paused for [`PAUSES`].
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::counts::Peer;
@@ -16,8 +16,8 @@ use crate::act::Transport;
 pub(super) struct Brief {
     /// With whom something may begin.
     peers: Lasting<Peer>,
-    /// Connections that began in time, by own port.
-    flows: HashMap<(Peer, u16), Flow>,
+    /// Connections that began in time, by own address and port.
+    flows: HashMap<(Peer, SocketAddr), Flow>,
 }
 
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl Brief {
     pub(super) fn sent(
         &mut self,
         peer: Peer,
-        own: u16,
+        own: SocketAddr,
         segment: Option<Segment<'_>>,
         now: Instant,
     ) -> bool {
@@ -94,11 +94,11 @@ impl Brief {
         begins
     }
 
-    /// Whether a packet of the peer's to this own port may pass.
+    /// Whether a packet of the peer's to this own address and port may pass.
     pub(super) fn received(
         &mut self,
         peer: Peer,
-        own: u16,
+        own: SocketAddr,
         segment: Option<Segment<'_>>,
         now: Instant,
     ) -> bool {
@@ -176,6 +176,10 @@ mod tests {
     );
     const UDP: Peer = (Transport::Udp, PEER.1, 53);
 
+    fn here(port: u16) -> SocketAddr {
+        SocketAddr::new([10, 0, 0, 1].into(), port)
+    }
+
     struct Clocked(Brief, Instant);
 
     impl Clocked {
@@ -202,11 +206,13 @@ mod tests {
         }
 
         fn sends(&mut self, own: u16, number: u32, flags: u8) -> bool {
-            self.0.sent(PEER, own, Self::segment(number, flags), self.1)
+            let segment = Self::segment(number, flags);
+            self.0.sent(PEER, here(own), segment, self.1)
         }
 
         fn takes(&mut self, own: u16, flags: u8) -> bool {
-            self.0.received(PEER, own, Self::segment(9, flags), self.1)
+            let segment = Self::segment(9, flags);
+            self.0.received(PEER, here(own), segment, self.1)
         }
     }
 
@@ -222,6 +228,12 @@ mod tests {
         assert!(it.sends(1, 8, ACK) && it.takes(1, ACK));
         assert!(!it.sends(2, 7, SYN) && !it.takes(2, ACK), "another one");
         assert!(!it.sends(1, 99, SYN), "another one from the same port");
+        let other = SocketAddr::new([10, 0, 0, 9].into(), 1);
+        let segment = Clocked::segment(8, ACK);
+        assert!(
+            !it.0.sent(PEER, other, segment, it.1),
+            "from another address"
+        );
         assert!(it.0.knows(PEER.1, it.1));
         assert!(it.sends(1, 8, ACK | FIN) && it.takes(1, ACK));
         it.later(Duration::from_secs(3600));
@@ -252,13 +264,13 @@ mod tests {
         let mut it = Clocked::new();
         for _ in 0..5 {
             it.later(PAUSES / 2);
-            assert!(it.0.sent(UDP, 1, None, it.1) && it.0.received(UDP, 1, None, it.1));
+            assert!(it.0.sent(UDP, here(1), None, it.1) && it.0.received(UDP, here(1), None, it.1));
         }
         // What comes does not count.
         it.later(PAUSES / 2);
-        assert!(it.0.received(UDP, 1, None, it.1));
+        assert!(it.0.received(UDP, here(1), None, it.1));
         it.later(PAUSES / 2);
-        assert!(!it.0.sent(UDP, 1, None, it.1) && !it.0.received(UDP, 1, None, it.1));
+        assert!(!it.0.sent(UDP, here(1), None, it.1) && !it.0.received(UDP, here(1), None, it.1));
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub(super) struct Flow {
     theirs: Option<u32>,
     client: Client,
     server: Server,
+    /// The names by which it was allowed when it began.
+    names: Vec<Name>,
     stage: Stage,
     /// The program says nothing more.
     ended: bool,
@@ -61,10 +63,13 @@ enum Stage {
     Refused,
 }
 
-/// Connections, by peer and own port.
+/// Both ends of a connection: the peer, and the own address and port. Several own addresses have each port.
+pub(super) type Ends = (SocketAddr, SocketAddr);
+
+/// Connections.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
-    flows: HashMap<(SocketAddr, u16), Flow>,
+    flows: HashMap<Ends, Flow>,
     /// Bytes that are kept of all of them.
     kept: usize,
 }
@@ -110,8 +115,8 @@ impl<'a> Segment<'a> {
 }
 
 impl Flow {
-    /// A connection that begins with a segment of this number.
-    pub(super) fn new(number: u32, now: Instant) -> Self {
+    /// A connection that begins with a segment of this number, and was allowed by these names.
+    pub(super) fn new(number: u32, names: Vec<Name>, now: Instant) -> Self {
         let next = number.wrapping_add(1);
         Self {
             said: Vec::new(),
@@ -120,6 +125,7 @@ impl Flow {
             theirs: None,
             client: Client::default(),
             server: Server::default(),
+            names,
             stage: Stage::Reading,
             ended: false,
             began: now,
@@ -147,7 +153,7 @@ impl Flow {
         self.said.is_empty() && (says_nothing || self.stage == Stage::Free)
     }
 
-    /// What a segment of the program's says, if `may` tells which names it may say. So much more of it may be kept.
+    /// What a segment of the program's says, if `may` tells which names besides its own it may say. So much more of it may be kept.
     pub(super) fn sent(
         &mut self,
         segment: &Segment<'_>,
@@ -197,6 +203,10 @@ impl Flow {
             _ => {}
         }
         let back = ahead.unsigned_abs() as usize;
+        if back > MOST_BACK {
+            // Of another connection, whatever the kernel makes of it: nobody waits for that any more.
+            return Word::Refused(None);
+        }
         let (old, mut new) = data.split_at(back.min(data.len()));
         // Said once more: the same again, or nothing. What the peer has it does not take anew.
         let had = back.saturating_sub(self.said.len()).min(old.len());
@@ -220,7 +230,7 @@ impl Flow {
         while let Some(hello) = self.client.read(&mut new) {
             match hello {
                 Hello::Unnamed => {}
-                Hello::Named(name) if may(&name) => {}
+                Hello::Named(name) if self.names.contains(&name) || may(&name) => {}
                 Hello::Other | Hello::Over => {
                     self.stage = Stage::Free;
                     return Word::Passes;
@@ -283,13 +293,13 @@ impl Flow {
 }
 
 impl Flows {
-    pub(super) fn take(&mut self, key: &(SocketAddr, u16)) -> Option<Flow> {
+    pub(super) fn take(&mut self, key: &Ends) -> Option<Flow> {
         let flow = self.flows.remove(key)?;
         self.kept -= flow.said.len();
         Some(flow)
     }
 
-    pub(super) fn put(&mut self, key: (SocketAddr, u16), flow: Flow) {
+    pub(super) fn put(&mut self, key: Ends, flow: Flow) {
         self.kept += flow.said.len();
         self.flows.insert(key, flow);
     }
@@ -347,6 +357,9 @@ const JOIN: u8 = 1;
 pub(super) const MOST_FLOWS: usize = 1024;
 /// If so much of a connection is not acknowledged, more has to wait. The kernel hands up to 64 KiB over in one segment.
 const MOST_SAID: usize = 65_536;
+/// What is said once more begins so many bytes before the next one at most: what the peer does not have, and what it took while
+/// that was on its way.
+const MOST_BACK: usize = 4 * MOST_SAID;
 /// So much is kept of all connections.
 const MOST_KEPT: usize = 32 << 20;
 /// How far the peer may be ahead of what the program has acknowledged.

@@ -41,6 +41,8 @@ pub(super) struct Packet<'a> {
     pub(super) between: &'a [u8],
     /// What comes after the IP headers.
     pub(super) body: &'a [u8],
+    /// So many bytes at its end are beyond the packet's length: short frames are filled up.
+    pub(super) padding: usize,
     /// Not the first part of a datagram: the body begins in its middle.
     pub(super) later: bool,
     /// More parts follow.
@@ -69,7 +71,13 @@ impl<'a> Seen<'a> {
     }
 }
 
-impl Packet<'_> {
+impl<'a> Packet<'a> {
+    /// What the packet carries by its own length.
+    pub(super) fn unpadded(&self) -> &'a [u8] {
+        let len = self.body.len().saturating_sub(self.padding);
+        &self.body[..len]
+    }
+
     /// The ports of TCP, UDP and whatever has them at the same place.
     pub(super) fn ports(&self) -> Option<(u16, u16)> {
         match self.body {
@@ -106,12 +114,17 @@ pub(super) fn ipv4(bytes: &[u8]) -> Option<Packet<'_>> {
         return None;
     }
     let options = bytes.get(head.len()..carried.at)?;
+    let len = match u16::from_be_bytes([head[2], head[3]]) {
+        0 => bytes.len(),
+        len => usize::from(len),
+    };
     Some(Packet {
         from: Ipv4Addr::from([head[12], head[13], head[14], head[15]]).into(),
         to: Ipv4Addr::from([head[16], head[17], head[18], head[19]]).into(),
         protocol: carried.protocol,
         between: options,
         body: &bytes[carried.at..],
+        padding: bytes.len().saturating_sub(len),
         later: carried.later,
         more: carried.more,
         identity: u16::from_be_bytes([head[4], head[5]]).into(),
@@ -129,12 +142,17 @@ pub(super) fn ipv6(bytes: &[u8]) -> Option<Packet<'_>> {
     let [mut from, mut to] = [[0; 16]; 2];
     from.copy_from_slice(&head[8..24]);
     to.copy_from_slice(&head[24..]);
+    let len = match u16::from_be_bytes([head[4], head[5]]) {
+        0 => bytes.len(),
+        payload => usize::from(payload) + head.len(),
+    };
     let mut packet = Packet {
         from: Ipv6Addr::from(from).into(),
         to: Ipv6Addr::from(to).into(),
         protocol: carried.protocol,
         between: bytes.get(head.len()..carried.at)?,
         body: bytes.get(carried.at..)?,
+        padding: bytes.len().saturating_sub(len),
         later: carried.later,
         more: carried.more,
         identity: 0,

@@ -15,15 +15,23 @@ use crate::name::Name;
 #[derive(Debug, Default)]
 pub(super) struct Served {
     /// By which names a peer was allowed; others were allowed as addresses.
-    names: HashMap<SocketAddr, Vec<Name>>,
+    names: HashMap<SocketAddr, Vec<Allowed>>,
     flows: Flows,
 }
 
+/// A name, and until when a connection may begin that says it; `None`: for ever.
+type Allowed = (Name, Option<Instant>);
+
 impl Served {
-    /// A peer is allowed: by these names, or by its address.
+    /// A peer is allowed: by these names, or by its address; to connections that begin until that time.
     ///
     /// False if so many have names that this one's cannot be compared: then it is not to be permitted.
-    pub(super) fn allow(&mut self, peer: SocketAddr, names: Option<Vec<Name>>) -> bool {
+    pub(super) fn allow(
+        &mut self,
+        peer: SocketAddr,
+        names: Option<Vec<Name>>,
+        until: Option<Instant>,
+    ) -> bool {
         match names {
             None => {
                 if self.names.remove(&peer).is_some() {
@@ -35,19 +43,25 @@ impl Served {
             }
             Some(names) => {
                 let known = self.names.entry(peer).or_default();
-                known.retain(|name| !names.contains(name));
-                known.splice(0..0, names);
+                let mut new: Vec<Allowed> = names.into_iter().map(|name| (name, until)).collect();
+                for (name, until) in &mut new {
+                    if let Some((_, before)) = known.iter().find(|(known, _)| known == name) {
+                        *until = before.zip(*until).map(|(before, until)| before.max(until));
+                    }
+                }
+                known.retain(|(name, _)| new.iter().all(|(other, _)| other != name));
+                known.splice(0..0, new);
                 known.truncate(MOST_NAMES);
             }
         }
         true
     }
 
-    /// A segment of the program's from this port to that peer. `may` says whether a rule allows another name there.
+    /// A segment of the program's from this address and port to that peer. `may` says whether a rule allows another name there.
     pub(super) fn sent(
         &mut self,
         peer: SocketAddr,
-        own: u16,
+        own: SocketAddr,
         segment: Option<Segment<'_>>,
         now: Instant,
         may: impl Fn(&Name) -> bool,
@@ -68,7 +82,12 @@ impl Served {
         let mut flow = match known {
             Some(flow) => flow,
             None if !begins => return Word::Passes,
-            None if self.flows.has_room(now) => Flow::new(segment.number, now),
+            None if self.flows.has_room(now) => {
+                let live = |until: &Option<Instant>| until.is_none_or(|until| until > now);
+                let named = names.iter().filter(|(_, until)| live(until));
+                let named = named.map(|(name, _)| name.clone()).collect();
+                Flow::new(segment.number, named, now)
+            }
             // Later, when others have said whom they mean.
             None => return Word::Refused(None),
         };
@@ -79,7 +98,6 @@ impl Served {
             }
             return Word::Passes;
         }
-        let may = |name: &Name| names.contains(name) || may(name);
         let word = flow.sent(&segment, self.flows.room(), now, may);
         if !flow.is_over() {
             self.flows.put(key, flow);
@@ -91,7 +109,7 @@ impl Served {
     pub(super) fn received(
         &mut self,
         peer: SocketAddr,
-        own: u16,
+        own: SocketAddr,
         segment: Option<Segment<'_>>,
         now: Instant,
     ) -> bool {

@@ -15,6 +15,10 @@ fn peer() -> SocketAddr {
     "203.0.113.2:443".parse().unwrap()
 }
 
+fn here(port: u16) -> SocketAddr {
+    SocketAddr::new([10, 0, 0, 1].into(), port)
+}
+
 fn name(text: &str) -> Name {
     Name::new(text).unwrap()
 }
@@ -37,7 +41,7 @@ impl Talk {
     /// A peer that was allowed by two names; a third one is allowed by a rule.
     fn new() -> Self {
         let mut served = Served::default();
-        served.allow(peer(), Some(vec![name("a.org"), name("b.org")]));
+        served.allow(peer(), Some(vec![name("a.org"), name("b.org")]), None);
         let (now, next) = (Instant::now(), (OURS, THEIRS));
         Self { served, now, next }
     }
@@ -51,7 +55,8 @@ impl Talk {
             data,
         };
         let may = |other: &Name| *other == name("ruled.org");
-        self.served.sent(peer(), own, Some(segment), self.now, may)
+        self.served
+            .sent(peer(), here(own), Some(segment), self.now, may)
     }
 
     /// A segment of the program's that is `back` bytes before the next one.
@@ -75,7 +80,7 @@ impl Talk {
             data,
         };
         let segment = Some(segment);
-        self.served.received(peer(), own, segment, self.now)
+        self.served.received(peer(), here(own), segment, self.now)
     }
 
     /// The next bytes of the peer's, who has everything so far.
@@ -109,8 +114,8 @@ impl Talk {
     }
 
     fn is_looked_at(&mut self) -> bool {
-        let flow = self.served.flows.take(&(peer(), OWN));
-        flow.map(|flow| self.served.flows.put((peer(), OWN), flow))
+        let flow = self.served.flows.take(&(peer(), here(OWN)));
+        flow.map(|flow| self.served.flows.put((peer(), here(OWN)), flow))
             .is_some()
     }
 }
@@ -140,7 +145,7 @@ fn a_name_that_is_allowed_passes_and_another_does_not() {
     }
     // As an address it was allowed before or is now: nothing is compared.
     let mut talk = Talk::connected();
-    talk.served.allow(peer(), None);
+    talk.served.allow(peer(), None, None);
     assert_eq!(talk.says(&hello(&["c.org"], 9000)), Word::Passes);
     assert!(!talk.is_looked_at());
 }
@@ -290,9 +295,66 @@ fn no_connection_carries_a_part_of_another() {
             data: &[],
         };
         let may = |_: &Name| false;
-        let said = talk.served.sent(peer(), OWN, Some(segment), talk.now, may);
+        let said = talk
+            .served
+            .sent(peer(), here(OWN), Some(segment), talk.now, may);
         assert_eq!(said, word);
     }
+}
+
+#[test]
+fn connections_from_two_addresses_are_two() {
+    let mut talk = Talk::connected();
+    let other = SocketAddr::new([10, 0, 0, 9].into(), OWN);
+    let segment = |number, flags| Segment {
+        number,
+        acknowledged: 0,
+        flags,
+        options: &[],
+        data: &[],
+    };
+    let may = |_: &Name| false;
+    // It begins and is broken off: what is looked at of the first one stays.
+    for (number, flags) in [(77, SYN), (78, RST)] {
+        let segment = Some(segment(number, flags));
+        let word = talk.served.sent(peer(), other, segment, talk.now, may);
+        assert_eq!(word, Word::Passes);
+    }
+    assert_eq!(talk.says(&hello(&["c.org"], 9000)), refused("c.org"));
+}
+
+#[test]
+fn what_is_far_behind_is_of_no_connection() {
+    let mut talk = Talk::connected();
+    assert_eq!(talk.says(&hello(&["a.org"], 9000)), Word::Passes);
+    assert_eq!(talk.again(1 << 30, &hello(&["c.org"], 9000)), WAITS);
+}
+
+#[test]
+fn a_name_that_was_allowed_once_is_said_by_connections_that_begin_then() {
+    let mut talk = Talk::new();
+    let until = talk.now + Duration::from_secs(10);
+    let once = Some(vec![name("once.org")]);
+    assert!(talk.served.allow(peer(), once.clone(), Some(until)));
+    talk.connect();
+    talk.now += Duration::from_secs(3600);
+    assert_eq!(talk.says(&hello(&["once.org"], 9000)), Word::Passes);
+    // The next one is too late; the names that last are still there.
+    let late = |said: &str, talk: &mut Talk| {
+        let mut next = Talk::new();
+        std::mem::swap(&mut next.served, &mut talk.served);
+        next.now = talk.now;
+        next.connect();
+        let word = next.says(&hello(&[said], 9000));
+        std::mem::swap(&mut next.served, &mut talk.served);
+        word
+    };
+    assert_eq!(late("once.org", &mut talk), refused("once.org"));
+    assert_eq!(late("a.org", &mut talk), Word::Passes);
+    // What was allowed for ever is not for less afterwards.
+    assert!(talk.served.allow(peer(), once.clone(), None));
+    assert!(talk.served.allow(peer(), once, Some(until)));
+    assert_eq!(late("once.org", &mut talk), Word::Passes);
 }
 
 #[test]
@@ -300,10 +362,10 @@ fn more_peers_than_can_be_compared_are_not_permitted() {
     let mut served = Served::default();
     let at = |port| SocketAddr::new(peer().ip(), port);
     let names = || Some(vec![name("a.org")]);
-    let noted = (1..=u16::MAX).filter(|port| served.allow(at(*port), names()));
+    let noted = (1..=u16::MAX).filter(|port| served.allow(at(*port), names(), None));
     assert_eq!(noted.count(), MOST_PEERS);
     // Those that are known, and those that need no name, are.
-    assert!(served.allow(at(1), names()) && served.allow(at(u16::MAX), None));
+    assert!(served.allow(at(1), names(), None) && served.allow(at(u16::MAX), None, None));
 }
 
 #[test]

@@ -29,7 +29,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::brief::Brief;
+use super::brief::{BEGINS, Brief};
 use super::counts::{Counts, Fate, Peer};
 use super::flow::{Segment, Word};
 use super::kept;
@@ -143,10 +143,11 @@ impl Fence {
     }
 
     /// Connections to this peer are allowed by these names, and clients of TLS must name one of them; `None`: by its
-    /// address. False if there are too many such peers: this one is not to be [allowed](Self::allow).
-    pub fn name(&self, peer: SocketAddr, names: Option<Vec<Name>>) -> bool {
+    /// address. By what does not last only to those that begin soon. False if there are too many such peers: this one is not to be [allowed](Self::allow).
+    pub fn name(&self, peer: SocketAddr, names: Option<Vec<Name>>, lasts: bool) -> bool {
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-        self.lock().served.allow(peer, names)
+        let until = (!lasts).then(|| Instant::now() + BEGINS);
+        self.lock().served.allow(peer, names, until)
     }
 
     /// An act was allowed: its packets may pass. Told before the act is done, since its first packet may leave at

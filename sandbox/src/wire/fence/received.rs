@@ -39,11 +39,12 @@ impl State {
 
     fn received_packet(&mut self, packet: &Packet<'_>, rules: Option<&Rules>) -> Fate {
         let from = packet.from;
-        let segment = Segment::of(packet.body);
+        let segment = Segment::of(packet.unpadded());
         // Of a segment in parts what follows its head is not known.
         let segment = segment.map(|it| if packet.more { it.head() } else { it });
         if let (TCP, Some((port, own))) = (packet.protocol, packet.ports()) {
             let peer = SocketAddr::new(from, port);
+            let own = SocketAddr::new(packet.to, own);
             if !self.served.received(peer, own, segment, Instant::now()) {
                 return Fate::Denied((Transport::Tcp, from, port));
             }
@@ -65,15 +66,15 @@ impl State {
                     Fate::Kept
                 }
                 Some(&(1..=4)) => self.error(packet.body.get(8..).and_then(ipv6), icmp),
-                _ => self.enter(icmp, 0, None, rules),
+                _ => self.enter(icmp, (packet.to, 0), None, rules),
             },
             ICMP => match packet.body.first() {
                 Some(&(3 | 11 | 12)) => self.error(packet.body.get(8..).and_then(ipv4), icmp),
-                _ => self.enter(icmp, 0, None, rules),
+                _ => self.enter(icmp, (packet.to, 0), None, rules),
             },
             protocol => match peer(protocol, packet.ports()) {
                 Some((transport, port, own)) => {
-                    self.enter((transport, from, port), own, segment, rules)
+                    self.enter((transport, from, port), (packet.to, own), segment, rules)
                 }
                 None => Fate::Odd,
             },
@@ -95,7 +96,7 @@ impl State {
     fn enter(
         &mut self,
         peer: Peer,
-        own: u16,
+        (to, own): (IpAddr, u16),
         segment: Option<Segment<'_>>,
         rules: Option<&Rules>,
     ) -> Fate {
@@ -110,7 +111,15 @@ impl State {
             return Fate::Permitted;
         }
         match self.judge(peer, Some(own), rules) {
-            Fate::Denied(_) if self.brief.received(peer, own, segment, now) => Fate::Permitted,
+            Fate::Denied(_) => {
+                match self
+                    .brief
+                    .received(peer, SocketAddr::new(to, own), segment, now)
+                {
+                    true => Fate::Permitted,
+                    false => Fate::Denied(peer),
+                }
+            }
             fate => fate,
         }
     }

@@ -53,7 +53,8 @@ impl State {
             false => Segment::of(packet.body),
         };
         let may = |name: &Name| names.is_some_and(|names| names(peer, name));
-        match self.served.sent(peer, own, segment, Instant::now(), may) {
+        let from = SocketAddr::new(packet.from, own);
+        match self.served.sent(peer, from, segment, Instant::now(), may) {
             Word::Passes => fate,
             Word::Refused(name) => {
                 if let Some(name) = name
@@ -138,7 +139,8 @@ impl State {
     ) -> Fate {
         match self.judge(peer, own, rules) {
             Fate::Denied(_) => {
-                let (own, now) = (own.unwrap_or(0), Instant::now());
+                let own = SocketAddr::new(packet.from, own.unwrap_or(0));
+                let now = Instant::now();
                 match self.brief.sent(peer, own, Segment::of(packet.body), now) {
                     true => Fate::Permitted,
                     false => Fate::Denied(peer),

@@ -527,6 +527,25 @@ fn any_number_of_permissions_takes_bounded_memory_and_who_is_spoken_with_stays()
 /// Linux 6.x on an interface with an IPv4 and an IPv6 address: groups are joined and left, somebody asks for both
 /// addresses, two others are looked for.
 #[test]
+fn what_fills_a_short_frame_is_no_data() {
+    let carried = [0; 26];
+    let mut packet = ipv6_out("fd00::2", "fd00::9", TCP, 64, &carried[..20]);
+    packet[5] = 20;
+    packet.extend([0; 6]);
+    let seen = ipv6(&packet).unwrap();
+    assert_eq!((seen.body.len(), seen.unpadded().len()), (26, 20));
+    let mut packet = vec![0x45, 0, 0, 40, 0, 0, 0, 0, 64, TCP, 0, 0];
+    packet.extend([10, 0, 0, 2, 10, 0, 0, 9]);
+    packet.extend(carried);
+    assert_eq!(ipv4(&packet).unwrap().unpadded().len(), 20);
+    // A super-frame whose length the field cannot say; what an error quotes of a longer one.
+    for len in [0, 200] {
+        packet[3] = len;
+        assert_eq!(ipv4(&packet).unwrap().unpadded().len(), 26, "{len}");
+    }
+}
+
+#[test]
 fn what_a_real_kernel_sends_by_itself_leaves() {
     let own: IpAddr = "fd00::9".parse().unwrap();
     let fence = Fence::new(OWN_MAC, &[OWN.into(), own], &[ROUTER.into()]);
