@@ -41,9 +41,14 @@ struct Server {
 
 impl Server {
     fn start() -> Self {
-        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let at = udp.local_addr().unwrap();
-        let tcp = TcpListener::bind(at).unwrap();
+        // A port that is free of one kind may be taken of the other.
+        let both = (0..100).find_map(|_| {
+            let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let at = udp.local_addr().unwrap();
+            let tcp = TcpListener::bind(at).ok()?;
+            Some((at, udp, tcp))
+        });
+        let (at, udp, tcp) = both.unwrap();
         let asked = Arc::new(Mutex::new(Vec::new()));
         let its = asked.clone();
         thread::spawn(move || {
