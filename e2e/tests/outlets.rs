@@ -99,7 +99,7 @@ fn tshark_reads_every_packet_beside_a_client_that_reads_none() {
 #[test]
 fn what_cannot_be_served_is_said() {
     let wire = Wire::new("1500", &["--source", PATIENT]);
-    let (_running, address) = listening(&wire, &["-f", "udp"]);
+    let (_running, address) = listening(&wire, &["-f", "udp", "--allow-remote"]);
     let refused = |words: &[&str]| {
         let mut command = Command::new(program("vnplug").unwrap());
         command

@@ -121,7 +121,9 @@ fn arguments(all: impl Iterator<Item = OsString>) -> Vec<OsString> {
         let was_value = std::mem::take(&mut is_value);
         let text = word.to_string_lossy();
         is_value = !was_value && text == "--listen";
-        !was_value && !is_value && !text.starts_with("--listen=")
+        // Whoever does not listen may not be told where it may.
+        let is_flag = text.starts_with("--listen=") || text == "--allow-remote";
+        !was_value && !is_value && !is_flag
     })
     .collect()
 }
@@ -193,6 +195,7 @@ mod tests {
         for (told, left) in [
             ("dump a --listen 1 -f x", "dump a -f x"),
             ("dump --listen=1 a", "dump a"),
+            ("dump a --allow-remote --listen [::]:1", "dump a"),
             ("--socket /s dump a --listen --listen", "--socket /s dump a"),
         ] {
             let words = told.split(' ').map(OsString::from);
