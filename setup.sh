@@ -57,6 +57,8 @@ test=(
     zstd:zstd age:age openssl:openssl valgrind:valgrind
     # operators' programs are compiled to eBPF, and looked at
     pkg-config:pkg-config clang:clang /usr/include/bpf/bpf_helpers.h:libbpf-dev "bpftool:$bpftool"
+    # the terminal in which `vnplug top` is tested
+    tmux:tmux
     # others that run a program under watch, for the bench
     firejail:firejail strace:strace
     # counts system calls for the bench, and shows where the time goes

@@ -141,7 +141,7 @@ fn ports_to_text(ports: &[&Counted]) -> String {
 }
 
 /// What it reads; of one that takes part in a switch, its port there.
-fn device(port: &Counted) -> String {
+pub(crate) fn device(port: &Counted) -> String {
     let device = label(port, "device");
     match label(port, "switch_port") {
         "" => device.to_owned(),

@@ -31,6 +31,7 @@ mod switch;
 mod sys;
 mod tap;
 mod text;
+mod top;
 mod uml;
 mod verify;
 
@@ -98,6 +99,8 @@ enum Action {
     Doctor(doctor::Doctor),
     /// Show every counter and check that the accounts close
     Stats(stats::Stats),
+    /// Show sources, ports and VMs with their rates and losses, on the terminal
+    Top(top::Top),
     /// Extract packets from recordings, by time and filter
     Extract(extract::Extract),
     /// List who spoke with whom in recordings, and how much
@@ -162,6 +165,7 @@ fn main() -> ExitCode {
         Action::List(list) => list.run(connect),
         Action::Doctor(doctor) => doctor.run(&socket),
         Action::Stats(stats) => stats.run(connect),
+        Action::Top(top) => top.run(&socket),
         Action::Extract(extract) => extract.run(),
         Action::Flows(flows) => flows.run(),
         Action::Query(query) => query.run(

@@ -25,6 +25,15 @@ pub(crate) fn catch_signals() {
     }
 }
 
+/// From now on SIGHUP ends the process at once, for one whose terminal library reads on without end when the terminal is gone.
+pub(crate) fn end_with_terminal() {
+    // SAFETY: an all-zero sigaction is valid: no flags, empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = libc::SIG_DFL;
+    // SAFETY: `action` is initialised; with a valid signal number this cannot fail.
+    unsafe { libc::sigaction(libc::SIGHUP, &action, std::ptr::null_mut()) };
+}
+
 /// From now on SIGUSR1 is remembered ([`triggered`]), or ignored.
 pub(crate) fn catch_trigger(remembered: bool) {
     // SAFETY: an all-zero sigaction is valid: no flags, empty mask.
