@@ -18,13 +18,21 @@ struct Screen {
 
 impl Screen {
     fn start(lab: &Lab, daemon: &Daemon) -> Self {
+        Self::start_with(lab, daemon, "")
+    }
+
+    /// With these variables before the command.
+    fn start_with(lab: &Lab, daemon: &Daemon, variables: &str) -> Self {
         let screen = Self {
             server: lab.dir().join("tmux").display().to_string(),
         };
         let vnplug = program("vnplug").unwrap().display().to_string();
         let socket = daemon.socket().display().to_string();
         let words = ["new-session", "-d", "-x", "120", "-y", "30"];
-        let top = format!("'{vnplug}' --socket '{socket}' top --every 200ms; echo ended $?; cat");
+        let top = format!(
+            "before=$(stty -g); {variables} '{vnplug}' --socket '{socket}' top --every 200ms; echo ended $?
+             [ \"$before\" = \"$(stty -g)\" ] && echo restored; cat"
+        );
         screen.tmux(&[&words[..], &[&top]].concat());
         screen
     }
@@ -35,6 +43,10 @@ impl Screen {
         let output = command.args(words).stdin(Stdio::null()).output().unwrap();
         assert!(output.status.success(), "{words:?}: {output:?}");
         String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn resize(&self, width: &str, height: &str) {
+        self.tmux(&["resize-window", "-x", width, "-y", height]);
     }
 
     fn look(&self) -> String {
@@ -134,11 +146,11 @@ fn a_user_sees_rates_and_losses_sorts_resizes_and_a_restart_is_told() {
     screen.press("?");
     screen.lacks("choose a row");
     // Smaller, too small, and back.
-    screen.tmux(&["resize-window", "-x", "80", "-y", "24"]);
+    screen.resize("80", "24");
     println!("{}", screen.shows("Sources"));
-    screen.tmux(&["resize-window", "-x", "30", "-y", "8"]);
+    screen.resize("20", "5");
     screen.shows("too small");
-    screen.tmux(&["resize-window", "-x", "120", "-y", "30"]);
+    screen.resize("120", "30");
     screen.shows("Sources");
     daemon.kill();
     println!("{}", screen.shows("no answer for"));
@@ -146,10 +158,44 @@ fn a_user_sees_rates_and_losses_sorts_resizes_and_a_restart_is_told() {
     screen.shows("restarted while this ran: 1");
     // It ends, and leaves the terminal as it was.
     screen.press("q");
-    let left = screen.shows("ended 0");
+    let left = screen.shows("restored");
+    assert!(left.contains("ended 0"), "{left}");
     assert!(!left.contains("Sources"), "{left}");
     DONE.store(true, Ordering::Relaxed);
     reads.join().unwrap();
+}
+
+#[test]
+fn a_thousand_ports_without_colours_and_ctrl_c_restores_the_terminal() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "slow=gen,pps=100"]).unwrap();
+    let port = || daemon.port("slow").ring_bytes(4096).open().unwrap();
+    let ports: Vec<_> = std::iter::repeat_with(port).take(1000).collect();
+    let screen = Screen::start_with(&lab, &daemon, "NO_COLOR=1");
+    screen.shows("1,000 ports");
+    screen.press("Tab");
+    // Ports by their number, the last ones first; then the other end of the table.
+    for key in ["s", "s", "s", "s", "s", "s"] {
+        screen.press(key);
+    }
+    screen.press("r");
+    screen.shows("\n1000 ");
+    screen.press("End");
+    screen.shows("\n1 ");
+    let raw = screen.tmux(&["capture-pane", "-p", "-e"]);
+    assert!(raw.contains("\x1b[7m"), "no row is chosen: {raw:?}");
+    assert!(
+        !raw.contains("\x1b[38") && !raw.contains("\x1b[31"),
+        "{raw:?}"
+    );
+    drop(ports);
+    screen.shows("0 ports");
+    screen.press("C-c");
+    let left = screen.shows("restored");
+    assert!(
+        left.contains("ended 0") && !left.contains("Sources"),
+        "{left}"
+    );
 }
 
 #[test]

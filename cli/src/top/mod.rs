@@ -18,7 +18,7 @@ mod view;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::mpsc::Receiver;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use ratatui::DefaultTerminal;
@@ -50,13 +50,15 @@ impl Top {
                 "top draws on a terminal, and this is none: use `vnplug stats`, or `vnplug stats --json`",
             ));
         }
-        if std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb") {
+        let term = std::env::var("TERM").unwrap_or_default();
+        if matches!(term.as_str(), "" | "dumb") {
             return Err(Failure::new(
                 "top draws on a terminal, and this one cannot (TERM is dumb or not set): use `vnplug stats`",
             ));
         }
         let heard = asker::start(socket, self.every.max(SHORTEST));
         let mut state = State::new(socket);
+        state.has_colours = has_colours(&term);
         sys::catch_signals();
         sys::end_with_terminal();
         let mut terminal = ratatui::try_init()
@@ -73,21 +75,34 @@ fn show(
     heard: &Receiver<Answer>,
     state: &mut State,
 ) -> Result<(), Failure> {
+    let mut drawn = None;
     while sys::stop().is_none() && !state.is_over() {
         while let Ok(answer) = heard.try_recv() {
             state.heard(answer);
+            drawn = None;
         }
-        terminal.draw(|frame| view::draw(frame, state))?;
+        if drawn.is_none_or(|drawn: Instant| drawn.elapsed() >= ANEW) {
+            terminal.draw(|frame| view::draw(frame, state))?;
+            drawn = Some(Instant::now());
+        }
         // What is typed in one go is drawn once.
         let mut patience = LOOK;
         while event::poll(patience).or_else(interrupted)? {
             if let Event::Key(key) = event::read()? {
                 keys::typed(state, key);
             }
-            patience = Duration::ZERO;
+            (patience, drawn) = (Duration::ZERO, None);
         }
     }
     Ok(())
+}
+
+/// Whether colours are wanted and possible. What a terminal without them does with them differs.
+fn has_colours(term: &str) -> bool {
+    let is_unwanted = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
+    let is_plain = ["vt1", "vt2"].iter().any(|it| term.starts_with(it))
+        || ["-m", "-mono"].iter().any(|it| term.ends_with(it));
+    !is_unwanted && !is_plain
 }
 
 /// A signal ends a wait early.
@@ -102,3 +117,5 @@ fn interrupted(error: std::io::Error) -> std::io::Result<bool> {
 const SHORTEST: Duration = Duration::from_millis(100);
 /// So long a new answer, or a signal, waits to be seen.
 const LOOK: Duration = Duration::from_millis(100);
+/// What nobody changed is drawn again after so long: it says for how many seconds the daemon has not answered.
+const ANEW: Duration = Duration::from_secs(1);

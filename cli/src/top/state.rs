@@ -92,6 +92,7 @@ pub(super) struct State {
     pub(super) scroll: u16,
     pub(super) paused: bool,
     pub(super) ended: bool,
+    pub(super) has_colours: bool,
 }
 
 impl State {
@@ -118,6 +119,7 @@ impl State {
             scroll: 0,
             paused: false,
             ended: false,
+            has_colours: true,
         }
     }
 

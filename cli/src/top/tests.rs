@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
+use ratatui::buffer::Cell;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::style::{Color, Modifier};
 use vnplug::Counted;
 
 use super::asker::Answer;
@@ -272,6 +274,52 @@ fn every_size_can_be_drawn() {
     state.table = 1;
     let narrow = screen(&mut state, 80, 12);
     assert!(narrow.contains("host:eth1"), "{narrow}");
+}
+
+#[test]
+fn without_colours_the_chosen_row_and_losses_stand_out() {
+    let (mut state, _) = running();
+    let cells = |state: &mut State| {
+        let mut terminal = Terminal::new(TestBackend::new(120, 30)).unwrap();
+        terminal.draw(|frame| view::draw(frame, state)).unwrap();
+        terminal.backend().buffer().content.clone()
+    };
+    let is_plain = |cell: &Cell| cell.fg == Color::Reset && cell.bg == Color::Reset;
+    assert!(!cells(&mut state).iter().all(is_plain), "the control");
+    state.has_colours = false;
+    let cells = cells(&mut state);
+    assert!(cells.iter().all(is_plain));
+    for modifier in [Modifier::REVERSED, Modifier::BOLD] {
+        assert!(cells.iter().any(|it| it.modifier.contains(modifier)));
+    }
+}
+
+#[test]
+fn a_thousand_ports_are_drawn_where_the_user_looks() {
+    let mut state = State::new(Path::new("/x"));
+    let start = Instant::now();
+    for seconds in 1..=3 {
+        let ports = (0..1000).map(|id: u64| {
+            let labels = [("state", "open"), ("device", "host:eth1")];
+            counted(
+                "port",
+                &id.to_string(),
+                &labels,
+                &[("delivered", id * seconds)],
+            )
+        });
+        hear(&mut state, start, seconds, Ok(ports.collect()));
+    }
+    let full = screen(&mut state, 120, 30);
+    assert!(
+        full.contains("1,000 ports") && full.contains("Ports (1000)"),
+        "{full}"
+    );
+    assert!(full.contains("\n999 "), "{full}");
+    press(&mut state, KeyCode::Tab);
+    press(&mut state, KeyCode::End);
+    let end = screen(&mut state, 120, 30);
+    assert!(end.contains("\n0 ") && !end.contains("\n999 "), "{end}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Clear, Padding, Paragraph, Row, Table as Drawn, TableState};
+use ratatui::widgets::{Block, Clear, Padding, Paragraph, Row, Table as Drawn, TableState, Wrap};
 use vnplug_ring::counters::{STAGES, find};
 
 use super::keys::HELP;
@@ -26,10 +26,19 @@ const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
 const HEAD: Style = Style::new().add_modifier(Modifier::BOLD);
 
 pub(super) fn draw(frame: &mut Frame<'_>, state: &mut State) {
+    draw_coloured(frame, state);
+    if !state.has_colours {
+        for cell in &mut frame.buffer_mut().content {
+            (cell.fg, cell.bg) = (Color::Reset, Color::Reset);
+        }
+    }
+}
+
+fn draw_coloured(frame: &mut Frame<'_>, state: &mut State) {
     let area = frame.area();
     if area.width < LEAST.0 || area.height < LEAST.1 {
         let text = format!("too small: {} × {} at least", LEAST.0, LEAST.1);
-        return frame.render_widget(Paragraph::new(text), area);
+        return frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
     }
     let [head, totals, stages, tables, foot] = Layout::vertical([
         Constraint::Length(1),
