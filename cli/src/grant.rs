@@ -3,9 +3,9 @@
 use clap::{ArgGroup, Args, Subcommand};
 use serde_json::{Value, json};
 use vnplug::{Client, Counted, GrantAction, GrantKind, Revoke, Whose};
+use vnplug_ring::counters::label;
 
 use crate::failure::{Failure, OK, Outcome, USAGE};
-use crate::list::label;
 use crate::{out, text};
 
 /// Shows and changes grants, for root and the daemon's own user.

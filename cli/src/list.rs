@@ -3,6 +3,7 @@
 use clap::Args;
 use serde_json::{Value, json};
 use vnplug::{Client, Counted, Device};
+use vnplug_ring::counters::{device, label};
 
 use crate::failure::{Failure, OK, Outcome};
 use crate::{out, stats, text};
@@ -140,15 +141,6 @@ fn ports_to_text(ports: &[&Counted]) -> String {
     text::table(&head, ports.iter().map(row))
 }
 
-/// What it reads; of one that takes part in a switch, its port there.
-pub(crate) fn device(port: &Counted) -> String {
-    let device = label(port, "device");
-    match label(port, "switch_port") {
-        "" => device.to_owned(),
-        number => format!("{device}/port{number}"),
-    }
-}
-
 fn vms_to_text(vms: &[&Counted]) -> String {
     let head = ["VM", "KIND", "STATE", "POOL BYTES", "FREE"];
     let row = |vm: &&Counted| {
@@ -161,11 +153,6 @@ fn vms_to_text(vms: &[&Counted]) -> String {
         ]
     };
     text::table(&head, vms.iter().map(row))
-}
-
-pub(crate) fn label<'a>(counted: &'a Counted, name: &str) -> &'a str {
-    let found = counted.labels.iter().find(|(key, _)| key == name);
-    found.map_or("", |(_, value)| value)
 }
 
 pub(crate) fn value(counted: &Counted, name: &str) -> u64 {

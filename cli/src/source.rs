@@ -2,9 +2,9 @@
 
 use clap::{Args, Subcommand};
 use vnplug::{Client, Counted, SourceRequest};
+use vnplug_ring::counters::label;
 
 use crate::failure::{Failure, OK, Outcome};
-use crate::list::label;
 use crate::{out, text};
 
 /// Opens and closes sources, for root and the daemon's own user.

@@ -3,9 +3,10 @@
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 use vnplug::{Client, Counted};
+use vnplug_ring::counters::label;
 
 use crate::failure::{Failure, OK, Outcome, USAGE};
-use crate::list::{label, value};
+use crate::list::value;
 use crate::{out, text};
 
 /// Shows switches and changes them, for root and the daemon's own user.

@@ -16,10 +16,14 @@
 //! | port, source | `send_taken` = `sent` + the `send_dropped_…` |
 
 mod account;
+mod course;
 mod losses;
+mod rows;
 
-pub use account::{Account, accounts, value};
+pub use account::{Account, accounts, label, value};
+pub use course::{Course, Curve, HISTORY, Key, key};
 pub use losses::{Growth, STAGES, Stage, lost};
+pub use rows::{PortRow, SourceRow, VmRow, device};
 
 /// What is known of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,12 +9,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use vnplug::{Client, Counted, Device, Error, Next, PortOptions};
+use vnplug_ring::counters::label;
 
 use super::Role;
 use super::check::{Finding, State};
 use super::machine::Machine;
 use crate::failure::Failure;
-use crate::list::{label, value};
+use crate::list::value;
 use crate::text::grouped;
 
 /// For so long it counts packets.

@@ -1,18 +1,16 @@
 //! The tables: what stands in their columns.
 
 use vnplug::Counted;
-use vnplug_ring::counters::{lost, value};
+use vnplug_ring::counters::{Key, PortRow, SourceRow, VmRow, key};
 use vnplug_ring::units::{short, span};
 
-use super::state::{Key, State, key};
-use crate::list::{device, label};
+use super::state::State;
 use crate::text::{escape, grouped};
 
 /// A kind of thing that has a table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kind {
     pub(super) title: &'static str,
-    kind: &'static str,
     /// Where there is little room, the last ones are left out.
     pub(super) columns: &'static [Column],
     /// By which column it is sorted at first.
@@ -43,7 +41,6 @@ const fn numbers(name: &'static str) -> Column {
 pub(super) const KINDS: [Kind; 3] = [
     Kind {
         title: "Sources",
-        kind: "source",
         columns: &[
             words("SOURCE"),
             words("KIND"),
@@ -59,7 +56,6 @@ pub(super) const KINDS: [Kind; 3] = [
     },
     Kind {
         title: "Ports",
-        kind: "port",
         columns: &[
             words("PORT"),
             words("DEVICE"),
@@ -76,7 +72,6 @@ pub(super) const KINDS: [Kind; 3] = [
     },
     Kind {
         title: "VMs",
-        kind: "vm",
         columns: &[
             words("VM"),
             words("KIND"),
@@ -115,16 +110,12 @@ pub(super) struct Table {
 /// The table of this number, sorted as the user wants it.
 pub(super) fn table(state: &State, number: usize) -> Table {
     let kind = KINDS[number];
-    let things = state.now.iter().filter(|it| it.kind == kind.kind);
-    let row = |thing: &Counted| Row {
-        key: key(thing),
-        cells: match kind.kind {
-            "source" => source(state, thing),
-            "port" => port(state, thing),
-            _ => vm(state, thing),
-        },
+    let course = &state.course;
+    let mut rows: Vec<Row> = match kind.title {
+        "Sources" => course.sources().iter().map(source).collect(),
+        "Ports" => course.ports().iter().map(port).collect(),
+        _ => course.vms().iter().map(vm).collect(),
     };
-    let mut rows: Vec<Row> = things.map(row).collect();
     let look = &state.looks[number];
     rows.sort_by(|a, b| {
         let (a, b) = (&a.cells[look.column], &b.cells[look.column]);
@@ -142,85 +133,74 @@ pub(super) fn table(state: &State, number: usize) -> Table {
     Table { kind, rows }
 }
 
-/// What the curve of a thing shows.
-pub(super) fn pulse(thing: &Counted) -> u64 {
-    let name = match thing.kind.as_str() {
-        "source" => "seen",
-        _ => "delivered",
-    };
-    value(thing, name).unwrap_or(0)
+fn source(it: &SourceRow<'_>) -> Row {
+    row(
+        it.thing,
+        vec![
+            text(&it.thing.name),
+            text(it.kind),
+            bad(text(it.state), it.is_bad),
+            number(it.seen),
+            number(it.bits),
+            loss(it.lost.0),
+            count(it.lost.1),
+            number(it.early),
+            patience(it.patience_ms),
+        ],
+    )
 }
 
-fn source(state: &State, it: &Counted) -> Vec<Cell> {
-    let up = label(it, "state").split(',');
-    let is_down = up.clone().any(|word| !matches!(word, "up" | "ended"));
-    vec![
-        text(&it.name),
-        text(label(it, "kind")),
-        bad(text(label(it, "state")), is_down),
-        rate(state, it, |it| of(it, "seen")),
-        rate(state, it, |it| of(it, "bytes").saturating_mul(8)),
-        losses(state, it),
-        count(lost(it)),
-        rate(state, it, |it| of(it, "early")),
-        patience(it),
-    ]
-}
-
-fn port(state: &State, it: &Counted) -> Vec<Cell> {
-    let word = label(it, "state").split(':').next().unwrap_or_default();
-    let mut number = text(&it.name);
+fn port(it: &PortRow<'_>) -> Row {
+    let mut name = text(&it.thing.name);
     // In the order in which they were opened.
-    number.number = it.name.parse().ok().map(|number: f64| -number);
-    vec![
-        number,
-        text(&device(it)),
-        text(label(it, "label")),
-        bad(text(word), word != "open"),
-        rate(state, it, |it| of(it, "delivered")),
-        rate(state, it, |it| of(it, "bytes").saturating_mul(8)),
-        losses(state, it),
-        count(lost(it)),
-        patience(it),
-        text(label(it, "owner")),
-    ]
+    name.number = it.thing.name.parse().ok().map(|number: f64| -number);
+    row(
+        it.thing,
+        vec![
+            name,
+            text(&it.device),
+            text(it.reader),
+            bad(text(it.state), it.is_bad),
+            number(it.delivered),
+            number(it.bits),
+            loss(it.lost.0),
+            count(it.lost.1),
+            patience(it.patience_ms),
+            text(it.owner),
+        ],
+    )
 }
 
-fn vm(state: &State, it: &Counted) -> Vec<Cell> {
-    let owner = format!("vm {}", it.name);
-    let own = || {
-        let ports = state.now.iter().filter(|port| port.kind == "port");
-        ports.filter(|port| label(port, "owner") == owner)
-    };
-    let sum = |figure: fn(&Counted) -> u64| -> f64 {
-        own().map(|port| state.growth.of(port, figure)).sum()
-    };
-    let (pool, free) = (of(it, "pool_bytes"), of(it, "pool_free"));
-    let used = pool.saturating_sub(free) as f64 * 100.0 / pool.max(1) as f64;
-    let word = label(it, "state");
-    let lost = sum(lost);
-    vec![
-        text(&it.name),
-        text(label(it, "kind")),
-        bad(text(word), word != "ready"),
-        count(own().count() as u64),
-        number(sum(|it| of(it, "delivered"))),
-        bad(number(lost), lost > 0.0),
-        Cell {
-            text: format!("{} MiB", grouped(pool >> 20)),
-            number: Some(pool as f64),
-            is_bad: false,
-        },
-        Cell {
-            text: format!("{used:.0} %"),
-            number: Some(used),
-            is_bad: used > 90.0,
-        },
-    ]
+fn vm(it: &VmRow<'_>) -> Row {
+    let used = it.used_percent();
+    row(
+        it.thing,
+        vec![
+            text(&it.thing.name),
+            text(it.kind),
+            bad(text(it.state), it.is_bad),
+            count(it.ports),
+            number(it.delivered),
+            loss(it.lost),
+            Cell {
+                text: format!("{} MiB", grouped(it.pool_bytes >> 20)),
+                number: Some(it.pool_bytes as f64),
+                is_bad: false,
+            },
+            Cell {
+                text: format!("{used:.0} %"),
+                number: Some(used),
+                is_bad: used > 90.0,
+            },
+        ],
+    )
 }
 
-fn of(thing: &Counted, name: &str) -> u64 {
-    value(thing, name).unwrap_or(0)
+fn row(thing: &Counted, cells: Vec<Cell>) -> Row {
+    Row {
+        key: key(thing),
+        cells,
+    }
 }
 
 /// Foreign words, without what a terminal would act on; a long one is cut.
@@ -257,18 +237,13 @@ fn bad(cell: Cell, is_bad: bool) -> Cell {
     Cell { is_bad, ..cell }
 }
 
-fn rate(state: &State, thing: &Counted, figure: fn(&Counted) -> u64) -> Cell {
-    number(state.growth.of(thing, figure))
-}
-
-fn losses(state: &State, thing: &Counted) -> Cell {
-    let lost = state.growth.of(thing, lost);
-    bad(number(lost), lost > 0.0)
+fn loss(rate: f64) -> Cell {
+    bad(number(rate), rate > 0.0)
 }
 
 /// For how long it may stand still: short is bad.
-fn patience(thing: &Counted) -> Cell {
-    let Some(ms) = value(thing, "patience_ms") else {
+fn patience(ms: Option<u64>) -> Cell {
+    let Some(ms) = ms else {
         return Cell {
             text: "-".into(),
             number: Some(f64::NEG_INFINITY),
@@ -278,10 +253,12 @@ fn patience(thing: &Counted) -> Cell {
     Cell {
         text: span(ms.saturating_mul(1_000_000)),
         number: Some(ms as f64),
-        is_bad: ms < 20,
+        is_bad: ms < SHORT_MS,
     }
 }
 
+/// Less patience is bad.
+const SHORT_MS: u64 = 20;
 /// Characters of a cell.
 const LONGEST: usize = 28;
 

@@ -9,9 +9,10 @@ use ratatui::buffer::Cell;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::{Color, Modifier};
 use vnplug::Counted;
+use vnplug_ring::counters::Curve;
 
 use super::asker::Answer;
-use super::state::{Curve, State};
+use super::state::State;
 use super::tables::brief;
 use super::{keys, view};
 
@@ -242,12 +243,12 @@ fn numbers_have_three_digits_and_curves_show_the_least() {
         assert_eq!(brief(number), text);
     }
     let mut curve = Curve::default();
-    assert_eq!(curve.bars(3), "   ");
+    assert_eq!(view::bars_of(&curve, 3), "   ");
     for rate in [9.0, 0.0, 0.001, 50.0, 100.0] {
         curve.push(rate);
     }
-    assert_eq!(curve.bars(7), "  ▁ ▁▄█");
-    assert_eq!(curve.bars(2), "▄█");
+    assert_eq!(view::bars_of(&curve, 7), "  ▁ ▁▄█");
+    assert_eq!(view::bars_of(&curve, 2), "▄█");
 }
 
 #[test]

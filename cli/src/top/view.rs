@@ -5,10 +5,10 @@ use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Padding, Paragraph, Row, Table as Drawn, TableState, Wrap};
-use vnplug_ring::counters::{STAGES, find};
+use vnplug_ring::counters::{Curve, HISTORY, STAGES, find};
 
 use super::keys::HELP;
-use super::state::{HISTORY, Over, State};
+use super::state::{Over, State};
 use super::tables::{Column, KINDS, Table, brief};
 use crate::text::{counted, escape, grouped};
 
@@ -74,11 +74,11 @@ fn first(state: &State) -> Line<'static> {
             Span::styled("  asking again …", DIM),
         ]);
     }
-    if !state.knows() {
+    if state.course.asked().is_none() {
         return Line::styled(format!("asking {socket} …"), DIM);
     }
     let of = |kind: &str, name: &str| {
-        let things = state.now.iter().filter(|it| it.kind == kind);
+        let things = state.course.now().iter().filter(|it| it.kind == kind);
         counted(things.count() as u64, name)
     };
     let [sources, ports, vms] =
@@ -87,8 +87,8 @@ fn first(state: &State) -> Line<'static> {
         Span::styled(escape(&state.server), HEAD),
         Span::raw(format!("  {sources}, {ports}, {vms}")),
     ];
-    if state.restarts > 0 {
-        let text = format!("  restarted while this ran: {}", state.restarts);
+    if state.course.restarts() > 0 {
+        let text = format!("  restarted while this ran: {}", state.course.restarts());
         words.push(Span::styled(text, Style::new().fg(Color::Yellow)));
     }
     if state.paused {
@@ -103,12 +103,12 @@ fn sums(state: &State, width: u16) -> Line<'static> {
     // What is left beside the words, for each of three.
     let curve_width = usize::from(width.saturating_sub(60) / 3).min(HISTORY);
     let names = [("seen", "/s"), ("read", "bit/s"), ("delivered", "/s")];
-    for (curve, (name, unit)) in state.totals.iter().zip(names) {
+    for (curve, (name, unit)) in state.course.totals().iter().zip(names) {
         words.push(Span::styled(format!("{name} "), DIM));
         let rate = format!("{}{unit}", brief_with_space(curve.last(), unit));
         words.push(Span::styled(format!("{rate:>11} "), HEAD));
         let bars = Style::new().fg(Color::Green);
-        words.push(Span::styled(curve.bars(curve_width), bars));
+        words.push(Span::styled(bars_of(curve, curve_width), bars));
         words.push(Span::raw("  "));
     }
     Line::from(words)
@@ -123,25 +123,39 @@ fn brief_with_space(rate: f64, unit: &str) -> String {
     }
 }
 
+/// The last rates as a row of `width` bars.
+pub(super) fn bars_of(curve: &Curve, width: usize) -> String {
+    const BARS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let shown = curve.rates(width);
+    let most = shown.clone().fold(0.0, f64::max);
+    let bar = |rate: f64| match most > 0.0 && rate > 0.0 {
+        // What is there is seen.
+        true => BARS[((rate / most * 8.0).round() as usize).clamp(1, 8)],
+        false => BARS[0],
+    };
+    let bars: String = shown.map(bar).collect();
+    format!("{bars:>width$}")
+}
+
 fn losses(state: &State, width: u16) -> Vec<Line<'static>> {
     let mut words = vec![Span::styled("lost/s  ", DIM)];
-    for (curve, stage) in state.stages.iter().zip(STAGES) {
+    for (curve, stage) in state.course.stages().iter().zip(STAGES) {
         let rate = curve.last();
         let style = if rate > 0.0 { BAD } else { Style::new() };
         words.push(Span::styled(format!("{} ", stage.name), DIM));
         words.push(Span::styled(brief(rate), style));
         if rate > 0.0 && width >= WIDE {
             let bars = Style::new().fg(Color::Red);
-            words.push(Span::styled(format!(" {}", curve.bars(CURVE)), bars));
+            words.push(Span::styled(format!(" {}", bars_of(curve, CURVE)), bars));
         }
         words.push(Span::raw("  "));
     }
     // What the worst of it means.
-    let worst = state.stages.iter().zip(STAGES);
+    let worst = state.course.stages().iter().zip(STAGES);
     let worst = worst.max_by(|(a, _), (b, _)| a.last().total_cmp(&b.last()));
     let mut second = vec![
         Span::styled("lost    ", DIM),
-        Span::raw(grouped(state.lost())),
+        Span::raw(grouped(state.course.lost())),
         Span::styled(" in all", DIM),
     ];
     if let Some((_, stage)) = worst.filter(|(curve, _)| curve.last() > 0.0) {
@@ -234,8 +248,8 @@ fn draw_table(frame: &mut Frame<'_>, state: &mut State, number: usize, table: &T
         };
         let mut cells: Vec<Line<'_>> = columns.iter().map(cell).collect();
         if has_curves {
-            let curve = state.curves.get(&row.key);
-            let bars = curve.map_or(String::new(), |it| it.bars(CURVE));
+            let curve = state.course.curve(&row.key);
+            let bars = curve.map_or(String::new(), |it| bars_of(it, CURVE));
             cells.push(Line::styled(bars, Style::new().fg(Color::Green)));
         }
         Row::new(cells)
@@ -334,7 +348,7 @@ fn details(state: &State, width: u16) -> (String, Vec<Line<'static>>) {
     let help_width = usize::from(width).saturating_sub(57).max(20);
     let values = thing.values.iter().flat_map(|(name, value)| {
         let known = find(&thing.kind, name);
-        let rate = state.growth.of(thing, |it| {
+        let rate = state.course.rate(thing, |it| {
             vnplug_ring::counters::value(it, name).unwrap_or(0)
         });
         let rate = match known.is_none_or(|it| it.is_now) || rate == 0.0 {

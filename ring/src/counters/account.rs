@@ -52,6 +52,13 @@ pub fn accounts(all: &[Counted]) -> Vec<Account> {
     found
 }
 
+/// One word about a thing; nothing if there is none of this name.
+#[must_use]
+pub fn label<'a>(of: &'a Counted, name: &str) -> &'a str {
+    let found = of.labels.iter().find(|(key, _)| key == name);
+    found.map_or("", |(_, value)| value)
+}
+
 /// One counter's value, if the thing has it.
 #[must_use]
 pub fn value(of: &Counted, name: &str) -> Option<u64> {
