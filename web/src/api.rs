@@ -139,6 +139,13 @@ impl Parameters {
     }
 }
 
+/// `/api/now`: what the daemon does, or that it does not answer.
+pub(crate) async fn now(State(shared): State<Arc<Site>>, uri: Uri) -> Result<Response, Refusal> {
+    Parameters::of(&uri, &[])?;
+    let json = shared.live.answer().await.map_err(Refusal::broken)?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
+}
+
 /// `/api/recordings`: what there is.
 pub(crate) async fn recordings(
     State(shared): State<Arc<Site>>,

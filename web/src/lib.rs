@@ -1,22 +1,25 @@
-//! Two programs that speak HTTP: vnplug-web, a page with the timeline of recordings, and their packets for
-//! download; and vnplug-metrics, the daemon's counters for Prometheus.
+//! Two programs that speak HTTP: vnplug-web, a page with the timeline of recordings, their packets for
+//! download, and what the daemon does now; and vnplug-metrics, the daemon's counters for Prometheus.
 //!
 //! ```text
 //! browser ── server (Host, headers, limits) ── api ──┬── table ── segment: chunks of a file ── .vnx
 //!                                                    │      └── losses ── state: NAME.state
 //!                                                    ├── timeline (bins, gaps) ── JSON, or a picture
-//!                                                    └── download ── vnplug_store::extract
-//!
-//! scraper ── metrics: server ── ask (cached) ── families ── the daemon's counters
+//!                                                    ├── download ── vnplug_store::extract
+//!                                                    └── live: rates ──┐
+//!                                                                      ask (cached) ── the daemon's counters
+//! scraper ── metrics: server ── families ──────────────────────────────┘
 //! ```
 //!
 //! Programs of their own, so that `vnplug` needs no HTTP; `vnplug web` and `vnplug metrics` run them. `docs/web.md` describes
 //! the page, the API, and who can reach it; `docs/metrics.md` the other one.
 
 mod api;
+mod ask;
 mod bins;
 mod connections;
 mod download;
+mod live;
 mod losses;
 mod metrics;
 mod page;
@@ -36,13 +39,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use vnplug::DEFAULT_SOCKET;
 use vnplug_store::extract::{captures, raise_open_files};
 
 use crate::server::Settings;
 use crate::table::Table;
 use crate::text::escape;
 
-/// Shows recordings in the browser: a timeline, a filter, and the packets as a file
+/// Shows in the browser what the daemon does now, and recordings: a timeline, a filter, and the packets as a file
 #[derive(Debug, Parser)]
 #[command(
     name = "vnplug-web",
@@ -50,6 +54,7 @@ use crate::text::escape;
     max_term_width = 100,
     after_help = "\
 Examples:
+  vnplug web
   vnplug web /data/rec
   vnplug web /disk1/rec /disk2/rec --listen 127.0.0.1:9000
   vnplug web /data/rec --svg timeline.svg
@@ -57,8 +62,8 @@ Examples:
 From another machine: ssh -L 8470:127.0.0.1:8470 HOST, then http://localhost:8470/ in the browser."
 )]
 struct Arguments {
-    /// Recordings' directories, or capture files
-    #[arg(required = true, value_name = "DIR")]
+    /// Recordings' directories, or capture files; without one it shows what the daemon does, and nothing else
+    #[arg(value_name = "DIR")]
     places: Vec<PathBuf>,
     /// Address and port to listen on; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8470")]
@@ -70,8 +75,11 @@ struct Arguments {
     #[arg(long, value_name = "NAME")]
     host: Vec<String>,
     /// Write the timeline as a picture, and end; `-` is standard output
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "places")]
     svg: Option<PathBuf>,
+    /// Socket of the daemon (on a host) or of the agent (in a guest)
+    #[arg(long, value_name = "PATH", env = "VNPLUG_SOCKET", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
 }
 
 pub use metrics::main as metrics;
@@ -115,6 +123,7 @@ fn serve(arguments: Arguments) -> Result<(), String> {
     server::run(Settings {
         listen: arguments.listen,
         places: arguments.places,
+        socket: arguments.socket,
         names: arguments.host,
         remote,
     })

@@ -1,13 +1,16 @@
-//! The page's files, built into the program: five small ones, so `include_bytes!` is all it takes.
+//! The page's files, built into the program: seven small ones, so `include_bytes!` is all it takes.
 
-use axum::extract::Path;
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
 use axum::http::header;
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 
 use crate::api::Refusal;
+use crate::server::Site;
 
 /// Name, type, contents.
-const FILES: [(&str, &str, &[u8]); 5] = [
+const FILES: [(&str, &str, &[u8]); 7] = [
     (
         "index.html",
         "text/html; charset=utf-8",
@@ -29,15 +32,28 @@ const FILES: [(&str, &str, &[u8]); 5] = [
         include_bytes!("../page/chart.js"),
     ),
     (
+        "now.html",
+        "text/html; charset=utf-8",
+        include_bytes!("../page/now.html"),
+    ),
+    (
+        "now.js",
+        "text/javascript; charset=utf-8",
+        include_bytes!("../page/now.js"),
+    ),
+    (
         "icon.svg",
         "image/svg+xml",
         include_bytes!("../page/icon.svg"),
     ),
 ];
 
-/// `/`
-pub(crate) async fn index() -> Response {
-    answer(FILES[0].1, FILES[0].2)
+/// `/`: the recordings, if there are any to be shown.
+pub(crate) async fn index(State(shared): State<Arc<Site>>) -> Response {
+    match shared.places.is_empty() {
+        true => Redirect::to("now.html").into_response(),
+        false => answer(FILES[0].1, FILES[0].2),
+    }
 }
 
 /// Another file of the page.

@@ -27,15 +27,18 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use crate::api::{self, Refusal};
+use crate::ask::Asked;
 use crate::connections::{self, CONNECTIONS, HEAD};
 use crate::table::Table;
-use crate::{download, page};
+use crate::{download, live, page};
 
 /// How to serve.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) listen: SocketAddr,
     pub(crate) places: Vec<PathBuf>,
+    /// The daemon's.
+    pub(crate) socket: PathBuf,
     /// Names that `Host` may be, besides addresses and `localhost`.
     pub(crate) names: Vec<String>,
     /// `Host` may be any address, and not only one of this machine's own.
@@ -47,6 +50,7 @@ pub(crate) struct Settings {
 pub(crate) struct Site {
     pub(crate) table: Mutex<Table>,
     pub(crate) places: Vec<PathBuf>,
+    pub(crate) live: Arc<Asked>,
     /// Timelines.
     pub(crate) work: Arc<Semaphore>,
     /// Checks and counts: a filter with a name in it may wait for the resolver for long, and others not
@@ -67,7 +71,7 @@ pub(crate) fn run(settings: Settings) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        .max_blocking_threads(WORKERS + FILTERS + DOWNLOADS)
+        .max_blocking_threads(WORKERS + FILTERS + DOWNLOADS + LIVE)
         .build()?;
     runtime.block_on(async {
         let listener = TcpListener::bind(settings.listen).await?;
@@ -83,6 +87,7 @@ fn routes(settings: Settings) -> Router {
     let shared = Arc::new(Site {
         table: Mutex::new(Table::new(settings.places.clone())),
         places: settings.places,
+        live: Arc::new(live::asked(settings.socket)),
         work: Arc::new(Semaphore::new(WORKERS)),
         filters: Arc::new(Semaphore::new(FILTERS)),
         downloads: Arc::new(Semaphore::new(DOWNLOADS)),
@@ -93,6 +98,7 @@ fn routes(settings: Settings) -> Router {
     Router::new()
         .route("/", get(page::index))
         .route("/{file}", get(page::file))
+        .route("/api/now", get(api::now))
         .route("/api/recordings", get(api::recordings))
         .route("/api/timeline", get(api::timeline))
         .route("/api/check", get(api::check))
@@ -172,6 +178,8 @@ const HEADERS: [(HeaderName, &str); 6] = [
 ];
 const WORKERS: usize = 4;
 const FILTERS: usize = 2;
+/// What asks the daemon.
+const LIVE: usize = 1;
 /// Downloads at a time.
 pub(crate) const DOWNLOADS: usize = 4;
 

@@ -2,17 +2,8 @@
 
 use vnplug_store::name;
 
+pub(crate) use vnplug_ring::text::escape;
 pub(crate) use vnplug_ring::units::{short, span as duration};
-
-/// `text` without anything a terminal would act on.
-pub(crate) fn escape(text: &str) -> String {
-    text.chars()
-        .map(|c| match c.is_control() {
-            true => format!("\\x{:02x}", u32::from(c)),
-            false => c.to_string(),
-        })
-        .collect()
-}
 
 /// A time as `2026-11-21 13:45:01.123Z` with this many digits after the point.
 pub(crate) fn time(ns: u64, digits: usize) -> String {
@@ -44,6 +35,5 @@ mod tests {
         assert_eq!(time(ns, 0), "2026-11-21 13:45:01Z");
         assert_eq!(time(ns, 3), "2026-11-21 13:45:01.123Z");
         assert_eq!(time(ns, 9), "2026-11-21 13:45:01.123456789Z");
-        assert_eq!(escape("a\x1b[2J"), "a\\x1b[2J");
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::time::Duration;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -13,17 +12,11 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 use vnplug::Counted;
 use vnplug_ring::control::HOST_PREFIX;
-use vnplug_ring::counters::{Account, Counter, accounts, value};
+use vnplug_ring::counters::{Account, Counter, accounts, label, value};
 
 use super::known::{self, Fact, GROUP_LABELS, Metric};
+use crate::ask::Told;
 use crate::text::escape;
-
-/// What the daemon answered.
-#[derive(Debug)]
-pub(crate) struct Told {
-    pub(crate) counted: Vec<Counted>,
-    pub(crate) took: Duration,
-}
 
 /// All metrics, or, if the daemon did not answer, that it did not. `most` is how many ports are shown.
 pub(crate) fn text(told: Option<&Told>, most: usize) -> Result<String, fmt::Error> {
@@ -219,11 +212,6 @@ fn label_of(thing: &Counted, name: &str) -> String {
         (_, name) => label(thing, name),
     };
     own.to_owned()
-}
-
-pub(crate) fn label<'a>(of: &'a Counted, name: &str) -> &'a str {
-    let found = of.labels.iter().find(|(key, _)| key == name);
-    found.map_or("", |(_, value)| value)
 }
 
 impl Collector for Families {

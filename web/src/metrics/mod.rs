@@ -3,7 +3,6 @@
 //! It asks the daemon as any client does, and needs no right but to see all counters (`observers` in the
 //! daemon's configuration): so what speaks HTTP with strangers has no packet and can change nothing.
 
-mod ask;
 #[cfg(test)]
 mod document;
 mod families;
@@ -19,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
@@ -28,8 +28,8 @@ use clap::Parser;
 use tokio::net::TcpListener;
 use vnplug::DEFAULT_SOCKET;
 
-use self::ask::Asked;
 use crate::api::Refusal;
+use crate::ask::Asked;
 use crate::connections::{self, CONNECTIONS};
 use crate::note;
 use crate::server::{add_headers, objection};
@@ -96,7 +96,7 @@ fn serve(arguments: Arguments) -> Result<(), String> {
         ));
     }
     let shared = Shared {
-        asked: Arc::new(Asked::new(arguments.socket, arguments.max_ports)),
+        asked: Arc::new(asked(arguments.socket, arguments.max_ports)),
         names: arguments.host,
         remote,
     };
@@ -114,6 +114,13 @@ fn serve(arguments: Arguments) -> Result<(), String> {
         let _ = writeln!(io::stdout(), "{NAME}: http://{address}/metrics");
         connections::serve(listener, routes(shared), HEAD, CONNECTIONS).await;
         Ok(())
+    })
+}
+
+fn asked(socket: PathBuf, most: usize) -> Asked {
+    Asked::new(socket, move |_, told| {
+        let text = families::text(told.ok().as_ref(), most);
+        text.map(Bytes::from).map_err(|error| error.to_string())
     })
 }
 
@@ -136,7 +143,7 @@ async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) 
 }
 
 async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
-    match shared.asked.text().await {
+    match shared.asked.answer().await {
         Ok(text) => ([(header::CONTENT_TYPE, FORMAT)], text).into_response(),
         Err(error) => Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error).into_response(),
     }

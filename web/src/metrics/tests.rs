@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use vnplug::Counted;
 
-use super::families::{Told, text};
+use super::families::text;
+use crate::ask::Told;
 
 fn counted(kind: &str, name: &str, labels: &[(&str, &str)], values: &[(&str, u64)]) -> Counted {
     let labels = labels.iter().map(|(k, v)| ((*k).into(), (*v).into()));
@@ -37,6 +38,7 @@ fn port(id: u32, reader: &str) -> Counted {
 
 fn told(counted: Vec<Counted>) -> Told {
     Told {
+        server: String::new(),
         counted,
         took: Duration::from_millis(2),
     }

@@ -9,6 +9,8 @@ mod files;
 #[cfg(test)]
 mod http;
 #[cfg(test)]
+mod live;
+#[cfg(test)]
 mod losses;
 #[cfg(test)]
 mod metrics;
