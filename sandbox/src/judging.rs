@@ -1,5 +1,6 @@
 //! Who judges the acts of a program, and who else is told of them.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -11,8 +12,14 @@ use crate::name::Name;
 pub type Detour = Box<dyn Fn(&Act) -> Option<SocketAddr> + Send + Sync>;
 /// Is told whose socket with this address of its own took a detour.
 pub type Detoured = Box<dyn Fn(&Arc<Who>, Transport, SocketAddr) + Send + Sync>;
-/// Is told of an act that was allowed, and of the names that its address had when it was proposed.
-pub type Permit = Box<dyn Fn(&Act, &[Name]) + Send + Sync>;
+/// Is told of an act that was allowed, and of the names that its address had when it was proposed. Who wants to know of the
+/// connection that it makes says so.
+pub type Permit = Box<dyn Fn(&Act, &[Name]) -> Option<Begins> + Send + Sync>;
+
+/// Wants to know from which address and port an act that was allowed has made its connection. Dropped untold: it has made none.
+pub struct Begins(Option<Box<Begun>>);
+
+type Begun = dyn FnOnce(Option<SocketAddr>) + Send;
 
 /// Who judges, and who else has a say. Made in the supervisor.
 pub struct Judging {
@@ -25,6 +32,34 @@ pub struct Judging {
     pub detoured: Option<Detoured>,
     /// Told before the act is done. Must not block.
     pub permit: Option<Permit>,
+}
+
+impl Begins {
+    /// Has this called, once.
+    pub fn new(begun: impl FnOnce(Option<SocketAddr>) + Send + 'static) -> Self {
+        Self(Some(Box::new(begun)))
+    }
+
+    /// The connection has begun there, or there is none.
+    pub fn tell(mut self, own: Option<SocketAddr>) {
+        if let Some(begun) = self.0.take() {
+            begun(own);
+        }
+    }
+}
+
+impl Drop for Begins {
+    fn drop(&mut self) {
+        if let Some(begun) = self.0.take() {
+            begun(None);
+        }
+    }
+}
+
+impl fmt::Debug for Begins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Begins").finish_non_exhaustive()
+    }
 }
 
 impl Judging {

@@ -80,24 +80,23 @@ pub(crate) fn supervise(supervision: Supervision) -> io::Result<u8> {
     give(&keeper, &listener)?;
     let mut judging = judging(&mut place)?;
     if let Some(fence) = place.fence() {
-        let permit = judging.permit.take();
         let gate = judging.gate.clone();
         judging.permit = Some(Box::new(move |act, names| {
-            let lasts = gate.lasts(act, names);
+            let mut begins = None;
             if let (Transport::Tcp, Target::Internet(peer)) = (act.transport, &act.target)
                 && act.doing == Doing::Connect
-                && !fence.name(*peer, gate.names_allowing(act, names), lasts)
             {
-                log::warn!("{peer}: too many peers are known by name; its packets are dropped");
-                return;
+                begins = fence.connects(*peer, gate.names_allowing(act, names));
+                if begins.is_none() {
+                    log::warn!("{peer}: too many peers are known by name; its packets are dropped");
+                    return None;
+                }
             }
-            match lasts {
+            match gate.lasts(act, names) {
                 true => fence.allow(act),
                 false => fence.allow_briefly(act),
             }
-            if let Some(permit) = &permit {
-                permit(act, names);
-            }
+            begins
         }));
     }
     place.start(&judging.gate).map_err(io::Error::other)?;

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Sender};
@@ -254,6 +255,7 @@ impl Server {
             identity,
             task,
             detoured: None,
+            begins: None,
         };
         match proposal {
             None => self.carry_on(pending),
@@ -345,7 +347,7 @@ impl Server {
         if let (Verdict::Allow, Some((act, names)), Some(permit)) =
             (verdict, act, &self.judging.permit)
         {
-            permit(&act, &names);
+            pending.begins = permit(&act, &names);
         }
         match (verdict, &mut pending.task) {
             (Verdict::Allow, Task::Change(looked)) => {
@@ -438,6 +440,7 @@ impl Server {
             Task::SendMany(_) => self.send_many(&mut pending),
         };
         self.tell_of_detour(&mut pending);
+        tell_of_connection(&mut pending, &turn);
         match turn {
             Turn::Answer(answer) => {
                 let (id, slot) = (pending.id, pending.slot);
@@ -483,10 +486,7 @@ impl Server {
         let Some((who, transport)) = &pending.detoured else {
             return;
         };
-        let own = pending.task.socket().and_then(|socket| {
-            let own = crate::sys::socket::own_address(socket).ok()?;
-            super::address::decode(&own).filter(|own| own.port() != 0)
-        });
+        let own = pending.task.socket().and_then(own_of);
         if let (Some(own), Some(tell)) = (own, &self.judging.detoured) {
             tell(who, *transport, own);
             pending.detoured = None;
@@ -620,6 +620,26 @@ impl Server {
     pub(super) fn jobs(&self) -> VecDeque<Job> {
         std::mem::take(&mut *lock(&self.queue))
     }
+}
+
+/// Says which connection a call has made, before the program can send anything by it.
+fn tell_of_connection(pending: &mut Pending, turn: &Turn) {
+    let Some(begins) = pending.begins.take() else {
+        return;
+    };
+    // That is one of another call.
+    let is_old = matches!(
+        turn,
+        Turn::Answer(Answer::Error(libc::EISCONN | libc::EALREADY))
+    );
+    let own = pending.task.socket().filter(|_| !is_old);
+    begins.tell(own.and_then(own_of));
+}
+
+/// The address and port that a socket has of its own.
+fn own_of(socket: BorrowedFd<'_>) -> Option<SocketAddr> {
+    let own = crate::sys::socket::own_address(socket).ok()?;
+    super::address::decode(&own).filter(|own| own.port() != 0)
 }
 
 /// When fewer slots than this are free, nobody is asked any more.

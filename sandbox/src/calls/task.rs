@@ -16,6 +16,7 @@ use super::execute::Program;
 use super::files::Looked;
 use super::unix::{Home, Place, Spot};
 use crate::act::{Transport, Who};
+use crate::judging::Begins;
 use crate::sys::identity::Identity;
 use crate::sys::seccomp::Answer;
 use crate::sys::socket::{self, Address};
@@ -40,6 +41,8 @@ pub(super) struct Pending {
     pub(super) task: Task,
     /// It goes somewhere else than the program wrote; whose it is and by which protocol, until that is told.
     pub(super) detoured: Option<(Arc<Who>, Transport)>,
+    /// Who is to be told of the connection that it makes, until that is told.
+    pub(super) begins: Option<Begins>,
 }
 
 /// What is to be done.

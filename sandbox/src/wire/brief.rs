@@ -2,13 +2,17 @@
 //!
 //! A connection of TCP may begin within [`BEGINS`] of the call that was allowed; it passes until both sides have ended it, or one
 //! has broken it off. What has no connections may be sent as long as that is not paused for [`PAUSES`].
+//!
+//! Anybody can send an end in the peer's name. One that the peer has ended is over when the program's kernel says that it has
+//! taken that end, and one that was broken off has the number that comes next. An end that is missed costs no more than a place
+//! here: nothing else begins by an old connection, and who was not used for longest makes room.
 
-use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::counts::Peer;
-use super::flow::{FIN, RST, SYN, Segment};
+use super::flow::{ACK, FIN, RST, SYN, Segment, ahead};
 use super::sets::Lasting;
 use crate::act::Transport;
 
@@ -16,14 +20,25 @@ use crate::act::Transport;
 pub(super) struct Brief {
     /// With whom something may begin.
     peers: Lasting<Peer>,
-    /// Connections that began in time, by own address and port.
-    flows: HashMap<(Peer, SocketAddr), Flow>,
+    /// The addresses of those, so that they can be found.
+    addresses: Lasting<IpAddr>,
+    /// Connections of TCP that began in time.
+    flows: BTreeMap<Ends, Flow>,
 }
+
+/// The peer's address and port, and the own ones: those of an address stand together.
+type Ends = (IpAddr, u16, SocketAddr);
 
 #[derive(Debug)]
 struct Flow {
     /// The number that it began with.
     number: u32,
+    /// The number behind everything that was sent.
+    last: u32,
+    /// The number of the peer's next byte; `None`: it has not answered.
+    theirs: Option<u32>,
+    /// The number behind the peer's end, if that was one.
+    end: Option<u32>,
     /// The program, the peer has ended it.
     ended: (bool, bool),
     /// It ends then; `None`: it stands.
@@ -35,7 +50,8 @@ impl Brief {
     pub(super) fn new() -> Self {
         Self {
             peers: Lasting::new(MOST_PEERS),
-            flows: HashMap::new(),
+            addresses: Lasting::new(MOST_PEERS),
+            flows: BTreeMap::new(),
         }
     }
 
@@ -45,7 +61,12 @@ impl Brief {
             Transport::Tcp => BEGINS,
             _ => PAUSES,
         };
-        self.peers.extend(peer, Some(now + time));
+        self.extend(peer, now + time);
+    }
+
+    fn extend(&mut self, peer: Peer, until: Instant) {
+        self.peers.extend(peer, Some(until));
+        self.addresses.extend(peer.1, Some(until));
     }
 
     /// Whether a packet of the program's may pass; its segment, if it is one.
@@ -66,29 +87,27 @@ impl Brief {
         let Some(segment) = segment else {
             return false;
         };
-        let key = (peer, own);
+        let key = (peer.1, peer.2, own);
         if let Some(flow) = self.flows.get_mut(&key)
             && flow.lives(now)
             && (!segment.has(SYN) || flow.number == segment.number)
         {
-            flow.used = now;
-            flow.ended.0 |= segment.has(FIN);
-            // Whoever goes on was not broken off.
-            flow.until = match flow.ended == (true, true) || segment.has(RST) {
-                true => Some(flow.until.unwrap_or(now + LINGERS)),
-                false => None,
-            };
+            flow.sent(&segment, now);
             return true;
         }
         let begins = segment.has(SYN) && self.peers.lives(&peer, now);
         if begins {
             self.make_room(now);
-            let flow = Flow {
+            let mut flow = Flow {
                 number: segment.number,
+                last: segment.number,
+                theirs: None,
+                end: None,
                 ended: (false, false),
                 until: None,
                 used: now,
             };
+            flow.sent(&segment, now);
             self.flows.insert(key, flow);
         }
         begins
@@ -106,12 +125,10 @@ impl Brief {
         if peer.0 != Transport::Tcp || self.peers.lives(&raw, now) {
             return self.peers.lives(&peer, now) || self.peers.lives(&raw, now);
         }
-        match self.flows.get_mut(&(peer, own)) {
+        match self.flows.get_mut(&(peer.1, peer.2, own)) {
             Some(flow) if flow.lives(now) => {
-                let is_broken = segment.is_some_and(|segment| segment.has(RST));
-                flow.ended.1 |= segment.is_some_and(|segment| segment.has(FIN));
-                if is_broken || flow.ended == (true, true) {
-                    flow.until = Some(flow.until.unwrap_or(now + LINGERS));
+                if let Some(segment) = segment {
+                    flow.received(&segment, now);
                 }
                 true
             }
@@ -119,29 +136,43 @@ impl Brief {
         }
     }
 
-    /// Whether somebody at this address is spoken with.
-    pub(super) fn knows(&self, address: IpAddr, now: Instant) -> bool {
-        let mut flows = self.flows.iter();
-        self.peers.any(now, |peer| peer.1 == address)
-            || flows.any(|((peer, _), flow)| peer.1 == address && flow.lives(now))
+    /// Whether somebody at this address is spoken with. Connections that are over are forgotten on the way, so that strangers who
+    /// have this asked again and again do not have the same ones looked at.
+    pub(super) fn knows(&mut self, address: IpAddr, now: Instant) -> bool {
+        if self.addresses.lives(&address, now) {
+            return true;
+        }
+        let least = SocketAddr::new([0; 4].into(), 0);
+        let most = SocketAddr::new(Ipv6Addr::from([0xff; 16]).into(), u16::MAX);
+        loop {
+            let mut of_it = self
+                .flows
+                .range((address, 0, least)..=(address, u16::MAX, most));
+            match of_it.next().map(|(key, flow)| (*key, flow.lives(now))) {
+                None => return false,
+                Some((_, true)) => return true,
+                Some((key, false)) => drop(self.flows.remove(&key)),
+            }
+        }
     }
 
     fn goes_on(&mut self, peer: Peer, now: Instant) -> bool {
         let lives = self.peers.lives(&peer, now);
         if lives {
-            self.peers.extend(peer, Some(now + PAUSES));
+            self.extend(peer, now + PAUSES);
         }
         lives
     }
 
-    /// Who is over goes, and if nobody is, who was not used for longest.
+    /// Who is over goes, and if nobody is, who was not used for longest: first of those that nobody has answered.
     fn make_room(&mut self, now: Instant) {
         if self.flows.len() < MOST_FLOWS {
             return;
         }
         self.flows.retain(|_, flow| flow.lives(now));
         if self.flows.len() >= MOST_FLOWS {
-            let oldest = self.flows.iter().min_by_key(|(_, flow)| flow.used);
+            let flows = self.flows.iter();
+            let oldest = flows.min_by_key(|(_, flow)| (flow.theirs.is_some(), flow.used));
             if let Some(key) = oldest.map(|(key, _)| *key) {
                 self.flows.remove(&key);
             }
@@ -153,6 +184,64 @@ impl Flow {
     fn lives(&self, now: Instant) -> bool {
         self.until.is_none_or(|until| until > now)
     }
+
+    /// A segment of the program's.
+    fn sent(&mut self, segment: &Segment<'_>, now: Instant) {
+        self.used = now;
+        let behind = segment.behind();
+        // To a wrong answer the kernel says the number that stands in it.
+        if !segment.has(RST) && ahead(behind, self.last) > 0 {
+            self.last = behind;
+        }
+        let is_answered = self.theirs.is_some();
+        if segment.has(ACK) {
+            let theirs = self.theirs.get_or_insert(segment.acknowledged);
+            if ahead(segment.acknowledged, *theirs) >= 0 {
+                *theirs = segment.acknowledged;
+                // Nothing follows an end.
+                self.ended.1 = self.end == Some(segment.acknowledged);
+            }
+        }
+        self.ended.0 |= segment.has(FIN);
+        if self.ended == (true, true) || segment.has(RST) && is_answered {
+            self.end(now);
+        } else if !segment.has(RST) {
+            // Whoever goes on was not broken off.
+            self.until = None;
+        }
+        // While nobody has answered, the kernel resets what is not of this connection, and goes on.
+    }
+
+    /// A segment in the peer's name.
+    fn received(&mut self, segment: &Segment<'_>, now: Instant) {
+        let Some(theirs) = &mut self.theirs else {
+            let said = 1..=ahead(self.last, self.number);
+            let more = ahead(segment.acknowledged, self.number);
+            match segment.has(ACK) && said.contains(&more) {
+                true if segment.has(RST) => self.end(now),
+                true if segment.has(SYN) => self.theirs = Some(segment.number.wrapping_add(1)),
+                _ => {}
+            }
+            return;
+        };
+        if segment.has(RST) {
+            if segment.number == *theirs {
+                self.end(now);
+            }
+            return;
+        }
+        let is_next = segment.number == *theirs;
+        if segment.has(FIN) && (0..=MOST_WINDOW).contains(&ahead(segment.number, *theirs)) {
+            self.end = Some(segment.behind());
+        }
+        if is_next {
+            *theirs = theirs.wrapping_add(segment.data.len() as u32);
+        }
+    }
+
+    fn end(&mut self, now: Instant) {
+        self.until = Some(self.until.unwrap_or(now + LINGERS));
+    }
 }
 
 /// As long as an answer that holds once (`ask::ONCE`).
@@ -161,126 +250,11 @@ pub(super) const BEGINS: Duration = Duration::from_secs(10);
 pub(super) const PAUSES: Duration = Duration::from_secs(300);
 /// Last words of a connection that has ended: the kernel answers them for a minute.
 pub(super) const LINGERS: Duration = Duration::from_secs(60);
+/// So far ahead the peer may be (RFC 7323, 2.3).
+const MOST_WINDOW: i32 = 1 << 30;
 const MOST_PEERS: usize = 4096;
 const MOST_FLOWS: usize = 4096;
 
 #[cfg(test)]
-mod tests {
-    use super::super::flow::ACK;
-    use super::*;
-
-    const PEER: Peer = (
-        Transport::Tcp,
-        IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2)),
-        443,
-    );
-    const UDP: Peer = (Transport::Udp, PEER.1, 53);
-
-    fn here(port: u16) -> SocketAddr {
-        SocketAddr::new([10, 0, 0, 1].into(), port)
-    }
-
-    struct Clocked(Brief, Instant);
-
-    impl Clocked {
-        /// One who was permitted just now.
-        fn new() -> Self {
-            let (mut brief, now) = (Brief::new(), Instant::now());
-            brief.permit(PEER, now);
-            brief.permit(UDP, now);
-            Self(brief, now)
-        }
-
-        fn later(&mut self, time: Duration) {
-            self.1 += time;
-        }
-
-        fn segment(number: u32, flags: u8) -> Option<Segment<'static>> {
-            Some(Segment {
-                number,
-                acknowledged: 0,
-                flags,
-                options: &[],
-                data: &[],
-            })
-        }
-
-        fn sends(&mut self, own: u16, number: u32, flags: u8) -> bool {
-            let segment = Self::segment(number, flags);
-            self.0.sent(PEER, here(own), segment, self.1)
-        }
-
-        fn takes(&mut self, own: u16, flags: u8) -> bool {
-            let segment = Self::segment(9, flags);
-            self.0.received(PEER, here(own), segment, self.1)
-        }
-    }
-
-    #[test]
-    fn a_connection_begins_in_time_and_passes_until_it_ends() {
-        let mut it = Clocked::new();
-        assert!(!it.sends(1, 8, ACK), "it never began");
-        assert!(it.sends(1, 7, SYN) && it.takes(1, SYN | ACK) && it.sends(1, 8, ACK));
-        it.later(BEGINS);
-        assert!(it.sends(1, 7, SYN), "the same once more");
-        // Hours later it still stands, and nothing else begins.
-        it.later(Duration::from_secs(36_000));
-        assert!(it.sends(1, 8, ACK) && it.takes(1, ACK));
-        assert!(!it.sends(2, 7, SYN) && !it.takes(2, ACK), "another one");
-        assert!(!it.sends(1, 99, SYN), "another one from the same port");
-        let other = SocketAddr::new([10, 0, 0, 9].into(), 1);
-        let segment = Clocked::segment(8, ACK);
-        assert!(
-            !it.0.sent(PEER, other, segment, it.1),
-            "from another address"
-        );
-        assert!(it.0.knows(PEER.1, it.1));
-        assert!(it.sends(1, 8, ACK | FIN) && it.takes(1, ACK));
-        it.later(Duration::from_secs(3600));
-        assert!(it.takes(1, ACK | FIN) && it.sends(1, 9, ACK));
-        it.later(LINGERS);
-        assert!(!it.sends(1, 9, ACK) && !it.takes(1, ACK));
-        assert!(!it.0.knows(PEER.1, it.1));
-    }
-
-    #[test]
-    fn one_that_is_broken_off_ends_unless_the_program_goes_on() {
-        let mut it = Clocked::new();
-        assert!(it.sends(1, 7, SYN) && it.takes(1, RST | ACK));
-        it.later(LINGERS);
-        assert!(!it.sends(1, 8, ACK) && !it.takes(1, ACK));
-        // Somebody else said so, and the kernel does not care.
-        let mut it = Clocked::new();
-        assert!(it.sends(1, 7, SYN) && it.takes(1, RST) && it.sends(1, 8, ACK));
-        it.later(LINGERS);
-        assert!(it.sends(1, 8, ACK));
-        assert!(it.sends(1, 8, RST));
-        it.later(LINGERS);
-        assert!(!it.sends(1, 8, ACK));
-    }
-
-    #[test]
-    fn what_has_no_connection_passes_as_long_as_it_is_sent() {
-        let mut it = Clocked::new();
-        for _ in 0..5 {
-            it.later(PAUSES / 2);
-            assert!(it.0.sent(UDP, here(1), None, it.1) && it.0.received(UDP, here(1), None, it.1));
-        }
-        // What comes does not count.
-        it.later(PAUSES / 2);
-        assert!(it.0.received(UDP, here(1), None, it.1));
-        it.later(PAUSES / 2);
-        assert!(!it.0.sent(UDP, here(1), None, it.1) && !it.0.received(UDP, here(1), None, it.1));
-    }
-
-    #[test]
-    fn any_number_of_connections_takes_bounded_memory() {
-        let mut it = Clocked::new();
-        for own in 0..MOST_FLOWS as u16 + 500 {
-            assert!(it.sends(own, 7, SYN));
-            it.later(Duration::from_micros(1));
-            assert!(it.sends(0, 7, SYN), "it is used: {own}");
-            assert!(it.0.flows.len() <= MOST_FLOWS);
-        }
-    }
-}
+#[path = "brief_tests.rs"]
+mod tests;

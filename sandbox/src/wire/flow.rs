@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::hello::{Client, Hello, Server};
@@ -33,6 +34,8 @@ pub(super) enum Word {
 
 #[derive(Debug)]
 pub(super) struct Flow {
+    /// The number that it began with.
+    number: u32,
     /// What was judged, and the peer is not known to have.
     said: Vec<u8>,
     /// The number of the byte behind that.
@@ -43,11 +46,17 @@ pub(super) struct Flow {
     theirs: Option<u32>,
     client: Client,
     server: Server,
-    /// The names by which it was allowed when it began.
-    names: Vec<Name>,
+    /// When it was first seen, among the calls that make connections.
+    mark: u64,
+    /// The names by which it was allowed; `None`: its call has not said so yet.
+    names: Option<Arc<[Name]>>,
     stage: Stage,
+    /// The program's kernel has taken the answer: it does not begin once more.
+    stands: bool,
     /// The program says nothing more.
     ended: bool,
+    /// Somebody who knows its numbers has broken it off, and the program did not go on.
+    broken: bool,
     began: Instant,
     /// When a segment of it was seen.
     seen: Instant,
@@ -92,6 +101,13 @@ impl<'a> Segment<'a> {
         Self { data: &[], ..self }
     }
 
+    /// The number behind it.
+    pub(super) fn behind(&self) -> u32 {
+        let marks = u32::from(self.has(SYN)) + u32::from(self.has(FIN));
+        let length = self.data.len() as u32 + marks;
+        self.number.wrapping_add(length)
+    }
+
     pub(super) fn has(&self, flags: u8) -> bool {
         self.flags & flags == flags
     }
@@ -115,27 +131,52 @@ impl<'a> Segment<'a> {
 }
 
 impl Flow {
-    /// A connection that begins with a segment of this number, and was allowed by these names.
-    pub(super) fn new(number: u32, names: Vec<Name>, now: Instant) -> Self {
+    /// A connection that begins with a segment of this number.
+    pub(super) fn new(number: u32, mark: u64, names: Option<Arc<[Name]>>, now: Instant) -> Self {
         let next = number.wrapping_add(1);
         Self {
+            number,
             said: Vec::new(),
             next,
             last: next,
             theirs: None,
             client: Client::default(),
             server: Server::default(),
+            mark,
             names,
             stage: Stage::Reading,
+            stands: false,
             ended: false,
+            broken: false,
             began: now,
             seen: now,
         }
     }
 
-    /// Whether it began with a segment of this number, which nobody has answered.
+    /// Whether a segment of this number begins this one: its kernel has said so before, and has not seen the answer when it says
+    /// so again.
     pub(super) fn began_with(&self, number: u32) -> bool {
-        self.theirs.is_none() && self.first() == number.wrapping_add(1)
+        self.number == number && !self.stands
+    }
+
+    pub(super) fn mark(&self) -> u64 {
+        self.mark
+    }
+
+    /// Whether it is known by which names it was allowed.
+    pub(super) fn is_named(&self) -> bool {
+        self.names.is_some()
+    }
+
+    /// It was allowed by these names.
+    pub(super) fn name(&mut self, names: Arc<[Name]>) {
+        self.names = Some(names);
+    }
+
+    /// Bytes that are kept of it.
+    fn kept(&self) -> usize {
+        let names = self.names.as_deref().map_or(0, bytes_of);
+        self.said.capacity() + self.client.kept() + self.server.kept() + names
     }
 
     /// The number of the first byte that the peer is not known to have.
@@ -162,11 +203,14 @@ impl Flow {
         may: impl Fn(&Name) -> bool,
     ) -> Word {
         self.seen = now;
+        self.broken = false;
+        self.stands |= segment.has(ACK) && !segment.has(SYN);
         if segment.has(ACK) {
             let theirs = self.theirs.get_or_insert(segment.acknowledged);
             // As far as the program's own kernel has taken it.
             if ahead(segment.acknowledged, *theirs) > 0 {
                 *theirs = segment.acknowledged;
+                self.server.lose();
             }
         }
         let word = match segment.data {
@@ -174,11 +218,9 @@ impl Flow {
             data => self.says(segment, data, room, may),
         };
         if word == Word::Passes {
-            let data = segment.data.len() as u32 + u32::from(segment.has(SYN));
-            let behind = segment.number.wrapping_add(data);
+            let behind = segment.behind();
             // What is missing before an end is still to be said.
-            self.ended |= segment.has(FIN) && behind == self.next;
-            let behind = behind.wrapping_add(segment.has(FIN).into());
+            self.ended |= segment.has(FIN) && behind == self.next.wrapping_add(1);
             if ahead(behind, self.last) > 0 {
                 self.last = behind;
             }
@@ -221,90 +263,119 @@ impl Flow {
             // The peer may take a byte of it out of the stream.
             return self.refuse(None);
         }
-        if self.said.len() > MOST_SAID || new.len() > room {
+        // It is kept twice: what the peer does not have, and a message that is not whole.
+        if self.said.len() > MOST_SAID || self.kept() + 2 * new.len() > room {
             // Later, when the peer has more of it.
             return Word::Refused(None);
         }
+        self.said.reserve_exact(new.len());
         self.said.extend_from_slice(new);
         self.next = self.next.wrapping_add(new.len() as u32);
         while let Some(hello) = self.client.read(&mut new) {
             match hello {
                 Hello::Unnamed => {}
-                Hello::Named(name) if self.names.contains(&name) || may(&name) => {}
-                Hello::Other | Hello::Over => {
-                    self.stage = Stage::Free;
+                Hello::Named(name) if self.may_say(&name) || may(&name) => {}
+                Hello::Other => {
+                    self.free();
+                    return Word::Passes;
+                }
+                // The server has taken one, in words that came here in another order. Who was read whole has not.
+                Hello::Over if self.server.is_lost() => {
+                    self.free();
                     return Word::Passes;
                 }
                 Hello::Named(name) => return self.refuse(Some(name)),
-                Hello::Wrong => return self.refuse(None),
+                Hello::Wrong | Hello::Over => return self.refuse(None),
             }
         }
         Word::Passes
     }
 
+    fn may_say(&self, name: &Name) -> bool {
+        let names = self.names.as_deref();
+        names.is_some_and(|names| names.contains(name))
+    }
+
+    fn free(&mut self) {
+        (self.stage, self.client) = (Stage::Free, Client::default());
+    }
+
     fn refuse(&mut self, name: Option<Name>) -> Word {
         (self.stage, self.said) = (Stage::Refused, Vec::new());
+        self.client = Client::default();
         Word::Refused(name)
     }
 
-    /// A segment of the peer's. False: it ends the connection.
-    pub(super) fn received(&mut self, segment: &Segment<'_>, now: Instant) -> bool {
+    /// A segment in the peer's name.
+    pub(super) fn received(&mut self, segment: &Segment<'_>, now: Instant) {
         let first = self.first();
         let more = ahead(segment.acknowledged, first);
         let acknowledges = segment.has(ACK) && (0..=ahead(self.last, first)).contains(&more);
         let had = self.said.len().min(more.unsigned_abs() as usize);
         let Some(theirs) = self.theirs else {
-            if acknowledges && segment.has(RST) {
-                return false;
-            }
-            if acknowledges && segment.has(SYN) {
+            if acknowledges && segment.has(SYN) && !segment.has(RST) {
                 self.theirs = Some(segment.number.wrapping_add(1));
-                self.said.drain(..had);
+                self.take(had);
                 self.seen = now;
             }
-            return true;
+            return;
         };
         if segment.has(RST) {
-            return segment.number != theirs;
+            // Whether it is broken off the program's kernel decides. If not, it goes on, and is looked at as before.
+            if segment.number == theirs && !self.broken {
+                (self.broken, self.seen) = (true, now);
+            }
+            return;
         }
-        // Somebody who does not see the connection does not know what comes next.
-        if !(0..WINDOW).contains(&ahead(segment.number, theirs)) {
-            return true;
+        if !acknowledges {
+            return;
         }
-        self.seen = now;
-        if acknowledges {
-            self.said.drain(..had);
+        // Somebody who does not see the connection knows neither what comes next nor what was said.
+        if segment.number == theirs {
+            self.seen = now;
+            self.take(had);
         }
-        if segment.number == theirs && !segment.data.is_empty() {
-            self.theirs = Some(theirs.wrapping_add(segment.data.len() as u32));
-            let takes = self.server.read(segment.data) && self.client.has_greeted();
+        // It may begin with what came before.
+        let known = usize::try_from(ahead(theirs, segment.number));
+        let new = known.ok().and_then(|known| segment.data.get(known..));
+        let new = new.filter(|new| !new.is_empty());
+        if let Some(new) = new {
+            self.theirs = Some(theirs.wrapping_add(new.len() as u32));
+            let takes = self.server.read(new) && self.client.has_greeted();
             if takes && self.stage == Stage::Reading {
-                self.stage = Stage::Free;
+                self.free();
             }
         }
-        true
     }
 
-    /// The kernel has given it up: it would have sent what is not acknowledged, which it does every two minutes.
+    /// The peer has so much of what was said.
+    fn take(&mut self, had: usize) {
+        self.said.drain(..had);
+        self.said.shrink_to_fit();
+    }
+
+    /// The kernel has given it up: it would have sent what is not acknowledged, which it does every two minutes, or what it says
+    /// to a wrong end.
     fn is_dead(&self, now: Instant) -> bool {
+        let silence = now.duration_since(self.seen);
         let waits = !self.said.is_empty() || self.stage == Stage::Refused;
-        waits && now.duration_since(self.seen) > SILENCE
+        waits && silence > SILENCE || self.broken && silence > BROKEN
     }
 }
 
 impl Flows {
     pub(super) fn take(&mut self, key: &Ends) -> Option<Flow> {
         let flow = self.flows.remove(key)?;
-        self.kept -= flow.said.len();
+        self.kept -= flow.kept();
         Some(flow)
     }
 
     pub(super) fn put(&mut self, key: Ends, flow: Flow) {
-        self.kept += flow.said.len();
+        self.kept += flow.kept();
         self.flows.insert(key, flow);
     }
 
-    /// So many bytes more may be kept.
+    /// So many bytes may be kept of one more.
     pub(super) fn room(&self) -> usize {
         MOST_KEPT.saturating_sub(self.kept)
     }
@@ -325,23 +396,16 @@ impl Flows {
         let gone = unanswered.or_else(|| oldest(&|flow: &Flow| flow.is_dead(now)));
         gone.and_then(|key| self.take(&key)).is_some()
     }
+}
 
-    /// What that peer is told is compared no longer.
-    pub(super) fn forget(&mut self, peer: SocketAddr) {
-        let keys: Vec<_> = self
-            .flows
-            .keys()
-            .filter(|key| key.0 == peer)
-            .copied()
-            .collect();
-        for key in keys {
-            self.take(&key);
-        }
-    }
+/// Bytes of names.
+pub(super) fn bytes_of(names: &[Name]) -> usize {
+    let bytes = names.iter().map(|name| name.as_str().len());
+    bytes.sum::<usize>() + size_of_val(names)
 }
 
 /// How far one number is ahead of another.
-fn ahead(number: u32, of: u32) -> i32 {
+pub(super) fn ahead(number: u32, of: u32) -> i32 {
     number.wrapping_sub(of).cast_signed()
 }
 
@@ -360,9 +424,9 @@ const MOST_SAID: usize = 65_536;
 /// What is said once more begins so many bytes before the next one at most: what the peer does not have, and what it took while
 /// that was on its way.
 const MOST_BACK: usize = 4 * MOST_SAID;
-/// So much is kept of all connections.
-const MOST_KEPT: usize = 32 << 20;
-/// How far the peer may be ahead of what the program has acknowledged.
-const WINDOW: i32 = 65_536;
+/// So much is kept of all connections: what they said, messages that are not whole, and names.
+pub(super) const MOST_KEPT: usize = 32 << 20;
 /// After this a connection is dead whose kernel would have something to say.
 const SILENCE: Duration = Duration::from_secs(300);
+/// After this one that was broken off does not go on.
+const BROKEN: Duration = Duration::from_secs(60);

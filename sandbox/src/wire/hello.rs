@@ -82,6 +82,7 @@ impl Client {
                     }
                     // Early data, which a server that wants another first message passes over (RFC 8446, 4.2.10).
                     self.records.take(stream, usize::MAX);
+                    self.taken = 0;
                     continue;
                 }
                 Some(_) => {
@@ -124,6 +125,11 @@ impl Client {
     pub fn has_greeted(&self) -> bool {
         self.greeted
     }
+
+    /// Bytes that it keeps.
+    pub(super) fn kept(&self) -> usize {
+        self.records.head.capacity() + self.message.capacity()
+    }
 }
 
 impl Server {
@@ -164,6 +170,21 @@ impl Server {
         }
         false
     }
+
+    /// Something that it sent was not read.
+    pub(super) fn lose(&mut self) {
+        self.lost = true;
+    }
+
+    /// Whether nothing more is to be learnt of it.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// Bytes that it keeps.
+    pub(super) fn kept(&self) -> usize {
+        self.records.head.capacity() + self.message.capacity()
+    }
 }
 
 impl Records {
@@ -189,6 +210,9 @@ impl Records {
                     }
                     (self.kind, self.left) = (kind, length);
                     self.head.clear();
+                    if length == 0 {
+                        return Ok(Some(kind));
+                    }
                 }
                 _ => return Err(Odd::Record),
             }
@@ -368,10 +392,11 @@ pub(super) mod tests {
         let (early, cipher) = ([23, 3, 3, 0, 3, 1, 1, 1], [20, 3, 3, 0, 1, 1]);
         let between = [&two[..second], &cipher, &early, &two[second..]].concat();
         assert_eq!(all(&between), [named("a.org"), named("b.org")]);
-        // Keys of TLS 1.2; no record in the middle of a message; nothing else than records.
+        // Keys of TLS 1.2; no record in the middle of a message, and no empty one; nothing else than records.
         for (after, expected) in [
             (&[22, 3, 3, 0, 4, 16, 0, 0, 0][..], Hello::Over),
             (&[22, 3, 3, 0, 1, 1, 23, 3, 3, 0, 1, 0], Hello::Wrong),
+            (&[22, 3, 3, 0, 1, 1, 23, 3, 3, 0, 0], Hello::Wrong),
             (b"GET", Hello::Wrong),
         ] {
             let mut client = Client::default();
@@ -380,6 +405,24 @@ pub(super) mod tests {
             assert_eq!(client.read(&mut rest), Some(named("a.org")));
             assert_eq!(client.read(&mut rest), Some(expected), "{after:?}");
         }
+    }
+
+    #[test]
+    fn early_data_is_as_long_as_it_likes_in_whatever_pieces_it_comes() {
+        let mut client = Client::default();
+        let first = hello(&["a.org"], 9000);
+        assert_eq!(client.read(&mut &first[..]), Some(named("a.org")));
+        let early = [&[23, 3, 3, 0, 200][..], &[0; 200]].concat();
+        for record in 0..10_000 {
+            for mut piece in [&early[..4], &early[4..100], &early[100..]] {
+                assert_eq!(client.read(&mut piece), None, "{record}");
+            }
+        }
+        assert_eq!(client.read(&mut &first[..]), Some(named("a.org")));
+        assert!(
+            client.kept() <= first.len() + MOST_HEADS,
+            "nothing of it is kept"
+        );
     }
 
     #[test]
@@ -414,6 +457,7 @@ pub(super) mod tests {
             b"\x15\x03\x01\x00\x02\x01\x5a",
             b"\x14\x03\x01\x00\x01\x01",
             b"\x16\x03\x01\x00\x00",
+            b"\x17\x03\x01\x00\x00",
         ] {
             assert_eq!(first(text), Some(Hello::Wrong), "{text:?}");
         }

@@ -9,6 +9,7 @@
 //! The supervisor is the cable: when it dies, the interface is gone and the port is free. Nobody has to be root, and the
 //! daemon needs no right that a reader of the switch would not need.
 
+mod begun;
 mod brief;
 mod counts;
 pub mod dhcp;

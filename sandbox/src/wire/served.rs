@@ -3,58 +3,80 @@
 //! One address can serve many names. Whoever may reach one of them may not say another to the server: a connection
 //! that names a server that no rule allows goes no further. What was sent of that message before its end has left by then; no
 //! server answers it. A connection is looked at until its server has taken what was said, since it may want it said anew.
+//!
+//! Each connection has the names of its own call, which says as soon as its socket has an address whose connection that is. If its
+//! first words are quicker than that, they wait: the kernel says them once more.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
-use super::flow::{ACK, Flow, Flows, RST, SYN, Segment, Word};
+use super::begun::{Begun, Names};
+use super::flow::{ACK, Ends, Flow, Flows, RST, SYN, Segment, Word};
 use crate::name::Name;
 
-/// Names of peers, and connections that have not said yet whom they mean.
+/// Peers that were allowed by name, and connections that have not said yet whom they mean.
 #[derive(Debug, Default)]
 pub(super) struct Served {
-    /// By which names a peer was allowed; others were allowed as addresses.
-    names: HashMap<SocketAddr, Vec<Allowed>>,
+    named: HashSet<SocketAddr>,
+    /// How many calls to each peer were allowed and have made no connection yet.
+    calls: HashMap<SocketAddr, usize>,
+    begun: Begun,
     flows: Flows,
 }
 
-/// A name, and until when a connection may begin that says it; `None`: for ever.
-type Allowed = (Name, Option<Instant>);
+/// Why a segment of the program's passes so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    /// A call was allowed.
+    Call,
+    /// A rule that needs no program.
+    Rule,
+    /// It answers who came, or is the supervisor's.
+    Other,
+}
 
 impl Served {
-    /// A peer is allowed: by these names, or by its address; to connections that begin until that time.
+    /// A call was allowed that connects to this peer; by a name, or by the address. It is to be followed by
+    /// [`begins`](Self::begins).
     ///
-    /// False if so many have names that this one's cannot be compared: then it is not to be permitted.
-    pub(super) fn allow(
-        &mut self,
-        peer: SocketAddr,
-        names: Option<Vec<Name>>,
-        until: Option<Instant>,
-    ) -> bool {
-        match names {
-            None => {
-                if self.names.remove(&peer).is_some() {
-                    self.flows.forget(peer);
-                }
-            }
-            Some(_) if self.names.len() >= MOST_PEERS && !self.names.contains_key(&peer) => {
+    /// False if so many peers have names that this one's cannot be compared: then it is not to be permitted, and nothing follows.
+    pub(super) fn allow(&mut self, peer: SocketAddr, is_named: bool) -> bool {
+        if is_named {
+            if self.named.len() >= MOST_PEERS && !self.named.contains(&peer) {
                 return false;
             }
-            Some(names) => {
-                let known = self.names.entry(peer).or_default();
-                let mut new: Vec<Allowed> = names.into_iter().map(|name| (name, until)).collect();
-                for (name, until) in &mut new {
-                    if let Some((_, before)) = known.iter().find(|(known, _)| known == name) {
-                        *until = before.zip(*until).map(|(before, until)| before.max(until));
-                    }
-                }
-                known.retain(|(name, _)| new.iter().all(|(other, _)| other != name));
-                known.splice(0..0, new);
-                known.truncate(MOST_NAMES);
+            self.named.insert(peer);
+        }
+        *self.calls.entry(peer).or_default() += 1;
+        true
+    }
+
+    /// A call has made a connection from this address and port, allowed by these names or as an address; or it has made none.
+    pub(super) fn begins(&mut self, peer: SocketAddr, own: Option<SocketAddr>, names: Names) {
+        if let Some(calls) = self.calls.get_mut(&peer) {
+            *calls -= 1;
+            if *calls == 0 {
+                self.calls.remove(&peer);
             }
         }
-        true
+        if let Some(own) = own {
+            self.begun.note((peer, own), names);
+        }
+    }
+
+    /// Whether some connections to this peer are looked at.
+    pub(super) fn is_named(&self, peer: SocketAddr) -> bool {
+        self.named.contains(&peer)
+    }
+
+    /// By what a connection was allowed that was first seen at this mark, if its call has said so. What was said before may be
+    /// about an old one, as long as a call is under way.
+    fn names_of(&self, ends: &Ends, mark: u64) -> Option<Names> {
+        let (number, names) = self.begun.find(ends)?;
+        let is_it = number >= mark || !self.calls.contains_key(&ends.0);
+        is_it.then(|| names.clone())
     }
 
     /// A segment of the program's from this address and port to that peer. `may` says whether a rule allows another name there.
@@ -62,13 +84,13 @@ impl Served {
         &mut self,
         peer: SocketAddr,
         own: SocketAddr,
-        segment: Option<Segment<'_>>,
+        (segment, by): (Option<Segment<'_>>, By),
         now: Instant,
         may: impl Fn(&Name) -> bool,
     ) -> Word {
-        let Some(names) = self.names.get(&peer) else {
+        if !self.is_named(peer) {
             return Word::Passes;
-        };
+        }
         let key = (peer, own);
         let Some(segment) = segment else {
             return Word::Refused(None);
@@ -81,15 +103,19 @@ impl Served {
         let known = known.filter(|flow| !begins || flow.began_with(segment.number));
         let mut flow = match known {
             Some(flow) => flow,
-            None if !begins => return Word::Passes,
-            None if self.flows.has_room(now) => {
-                let live = |until: &Option<Instant>| until.is_none_or(|until| until > now);
-                let named = names.iter().filter(|(_, until)| live(until));
-                let named = named.map(|(name, _)| name.clone()).collect();
-                Flow::new(segment.number, named, now)
+            None if !begins || by == By::Other => return Word::Passes,
+            None => {
+                let mark = self.begun.mark();
+                let names = self.names_of(&key, mark);
+                if names == Some(None) {
+                    return Word::Passes;
+                }
+                if !self.flows.has_room(now) {
+                    // Later, when others have said whom they mean.
+                    return Word::Refused(None);
+                }
+                Flow::new(segment.number, mark, names.flatten(), now)
             }
-            // Later, when others have said whom they mean.
-            None => return Word::Refused(None),
         };
         if segment.has(RST) {
             // While nobody has answered, the kernel resets what is not of this connection, and goes on.
@@ -98,6 +124,17 @@ impl Served {
             }
             return Word::Passes;
         }
+        if !segment.data.is_empty() && !flow.is_named() {
+            match self.names_of(&key, flow.mark()) {
+                Some(None) => return Word::Passes,
+                Some(Some(names)) => flow.name(names),
+                None if by == By::Rule => flow.name(Arc::default()),
+                None => {
+                    self.flows.put(key, flow);
+                    return Word::Refused(None);
+                }
+            }
+        }
         let word = flow.sent(&segment, self.flows.room(), now, may);
         if !flow.is_over() {
             self.flows.put(key, flow);
@@ -105,7 +142,7 @@ impl Served {
         word
     }
 
-    /// Whether a segment of the peer's may enter. It can end the connection, or show that what was said has arrived.
+    /// Whether a segment in the peer's name may enter. It can show that what was said has arrived.
     pub(super) fn received(
         &mut self,
         peer: SocketAddr,
@@ -113,31 +150,34 @@ impl Served {
         segment: Option<Segment<'_>>,
         now: Instant,
     ) -> bool {
-        if self.names.is_empty() {
+        if self.named.is_empty() {
             return true;
         }
         let Some(segment) = segment else {
             // It has no whole head, and what completes it is not seen.
-            return !self.names.contains_key(&peer);
+            return !self.is_named(peer);
         };
         let key = (peer, own);
         match self.flows.take(&key) {
             Some(mut flow) => {
-                if flow.received(&segment, now) && !flow.is_over() {
+                flow.received(&segment, now);
+                if !flow.is_over() {
                     self.flows.put(key, flow);
                 }
                 true
             }
             // It had to make room for others: it begins anew, and is known again.
-            None => !(segment.has(SYN | ACK) && self.names.contains_key(&peer)),
+            None => {
+                !segment.has(SYN | ACK)
+                    || !self.is_named(peer)
+                    || matches!(self.begun.find(&key), Some((_, None)))
+            }
         }
     }
 }
 
 /// Peers whose names are known, at once.
 const MOST_PEERS: usize = 16_384;
-/// Names of a peer.
-const MOST_NAMES: usize = 16;
 
 #[cfg(test)]
 #[path = "served_tests.rs"]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::flow::{FIN, MOST_FLOWS, URG};
+use super::super::flow::{FIN, MOST_FLOWS, MOST_KEPT, URG};
 use super::super::hello::tests::{ANOTHER, answer, hello};
 use super::*;
 
@@ -27,6 +27,10 @@ fn refused(text: &str) -> Word {
     Word::Refused(Some(name(text)))
 }
 
+fn by(names: &[&str]) -> Names {
+    Some(names.iter().copied().map(name).collect())
+}
+
 const WAITS: Word = Word::Refused(None);
 
 /// A program's connection, and its peer's side.
@@ -38,12 +42,19 @@ struct Talk {
 }
 
 impl Talk {
-    /// A peer that was allowed by two names; a third one is allowed by a rule.
+    /// A peer whose calls from this port are allowed by two names; a third one is allowed by a rule.
     fn new() -> Self {
-        let mut served = Served::default();
-        served.allow(peer(), Some(vec![name("a.org"), name("b.org")]), None);
         let (now, next) = (Instant::now(), (OURS, THEIRS));
-        Self { served, now, next }
+        let served = Served::default();
+        let mut talk = Self { served, now, next };
+        talk.calls(OWN, &["a.org", "b.org"]);
+        talk
+    }
+
+    /// A call was allowed by these names, and has made a connection from this port.
+    fn calls(&mut self, own: u16, names: &[&str]) {
+        assert!(self.served.allow(peer(), true));
+        self.served.begins(peer(), Some(here(own)), by(names));
     }
 
     fn segment(&mut self, own: u16, number: u32, flags: u8, data: &[u8]) -> Word {
@@ -54,9 +65,13 @@ impl Talk {
             options: &[],
             data,
         };
+        self.sent(own, segment, By::Call)
+    }
+
+    fn sent(&mut self, own: u16, segment: Segment<'_>, by: By) -> Word {
         let may = |other: &Name| *other == name("ruled.org");
         self.served
-            .sent(peer(), here(own), Some(segment), self.now, may)
+            .sent(peer(), here(own), (Some(segment), by), self.now, may)
     }
 
     /// A segment of the program's that is `back` bytes before the next one.
@@ -143,11 +158,91 @@ fn a_name_that_is_allowed_passes_and_another_does_not() {
             assert_eq!(talk.again(4, b"more"), WAITS);
         }
     }
-    // As an address it was allowed before or is now: nothing is compared.
+}
+
+#[test]
+fn each_connection_has_the_names_of_its_own_call() {
+    // Another one to the same peer is by the address, or by another name: it has no say about this one.
+    for other in [None, by(&["c.org"])] {
+        let mut talk = Talk::connected();
+        assert!(talk.served.allow(peer(), other.is_some()));
+        talk.served.begins(peer(), Some(here(OWN + 1)), other);
+        assert_eq!(talk.says(&hello(&["c.org"], 9000)), refused("c.org"));
+    }
+    // The controls: it is by the address itself; or by that name.
+    for own in [None, by(&["c.org"])] {
+        let mut talk = Talk::new();
+        assert!(talk.served.allow(peer(), own.is_some()));
+        talk.served.begins(peer(), Some(here(OWN)), own);
+        talk.connect();
+        assert_eq!(talk.says(&hello(&["c.org"], 9000)), Word::Passes);
+    }
+    // From the same port once more, by another name.
     let mut talk = Talk::connected();
-    talk.served.allow(peer(), None, None);
-    assert_eq!(talk.says(&hello(&["c.org"], 9000)), Word::Passes);
-    assert!(!talk.is_looked_at());
+    talk.calls(OWN, &["c.org"]);
+    assert_eq!(talk.segment(OWN, 99, SYN, &[]), Word::Passes);
+    let first = hello(&["a.org"], 9000);
+    assert_eq!(talk.segment(OWN, 100, ACK, &first), refused("a.org"));
+}
+
+#[test]
+fn what_is_said_before_the_call_says_whose_it_is_waits() {
+    let bytes = hello(&["c.org"], 9000);
+    // An old connection from the same port was another's.
+    for old in [None, by(&["c.org"])] {
+        let mut talk = Talk::new();
+        assert!(talk.served.allow(peer(), old.is_some()));
+        talk.served.begins(peer(), Some(here(OWN)), old);
+        assert!(talk.served.allow(peer(), true));
+        talk.connect();
+        assert_eq!(talk.again(0, &bytes), WAITS);
+        // Others are not held up by it.
+        assert_eq!(talk.says(&[]), Word::Passes);
+        talk.served.begins(peer(), Some(here(OWN)), by(&["a.org"]));
+        let mut talk = talk;
+        assert_eq!(talk.again(0, &bytes), refused("c.org"));
+    }
+    // With the words in its first segment.
+    let mut talk = Talk::new();
+    assert!(talk.served.allow(peer(), true));
+    let named = hello(&["d.org"], 9000);
+    assert_eq!(talk.segment(OWN, OURS, SYN, &named), WAITS);
+    talk.served.begins(peer(), Some(here(OWN)), by(&["d.org"]));
+    assert_eq!(talk.segment(OWN, OURS, SYN, &named), Word::Passes);
+    // A call of another one that is under way does not hold up who began before it, or has been told of since.
+    let mut talk = Talk::connected();
+    assert!(talk.served.allow(peer(), true));
+    assert_eq!(talk.says(&hello(&["a.org"], 9000)), Word::Passes);
+    talk.served.begins(peer(), None, None);
+    let mut talk = Talk::new();
+    assert!(talk.served.allow(peer(), true) && talk.served.allow(peer(), true));
+    talk.connect();
+    talk.served.begins(peer(), Some(here(OWN)), by(&["a.org"]));
+    assert_eq!(talk.says(&hello(&["a.org"], 9000)), Word::Passes);
+}
+
+#[test]
+fn what_no_call_has_begun_says_nothing_to_a_peer_that_was_allowed_by_name() {
+    let speaks = |who: By, said: &str| {
+        let mut talk = Talk::new();
+        let mut segment = Segment {
+            number: OURS,
+            acknowledged: 0,
+            flags: SYN,
+            options: &[],
+            data: &[],
+        };
+        assert_eq!(talk.sent(1, segment, who), Word::Passes);
+        let bytes = hello(&[said], 9000);
+        (segment.number, segment.flags) = (OURS.wrapping_add(1), ACK);
+        segment.data = &bytes;
+        talk.sent(1, segment, who)
+    };
+    assert_eq!(speaks(By::Call, "a.org"), WAITS);
+    // A rule lets it pass; or it is no connection of the program's making.
+    assert_eq!(speaks(By::Rule, "a.org"), refused("a.org"));
+    assert_eq!(speaks(By::Rule, "ruled.org"), Word::Passes);
+    assert_eq!(speaks(By::Other, "a.org"), Word::Passes);
 }
 
 #[test]
@@ -183,19 +278,105 @@ fn the_end_of_looking_is_said_by_the_server_and_nobody_else() {
     let mut talk = Talk::connected();
     assert_eq!(talk.says(&hello(&["a.org"], 9000)), Word::Passes);
     let (ours, theirs) = talk.next;
-    // From somebody who does not see the numbers.
+    // From somebody who does not see the numbers, or one of them.
+    assert!(talk.comes(OWN, theirs, ours.wrapping_add(1), ACK, &takes));
+    assert!(talk.comes(OWN, theirs, OURS, ACK, &takes));
+    let long = [&[0; 1000], &takes[..]].concat();
+    let early = theirs.wrapping_sub(1000);
+    assert!(talk.comes(OWN, early, ours.wrapping_add(1), ACK, &long));
     for number in [theirs + 1, theirs.wrapping_sub(1), 0] {
         assert!(talk.comes(OWN, number, ours, ACK, &takes));
         assert!(talk.comes(OWN, number, 0, RST, &[]));
     }
     assert!(talk.is_looked_at());
     assert_eq!(talk.says(&hello(&["c.org"], 9000)), refused("c.org"));
-    // The control: the peer's own.
+    // Whoever breaks it off has no say: if the program's kernel believes it, nothing follows.
     let mut talk = Talk::connected();
     assert_eq!(talk.says(&hello(&["a.org"], 9000)), Word::Passes);
     let (ours, theirs) = talk.next;
     assert!(talk.comes(OWN, theirs, ours, RST, &[]));
+    assert_eq!(talk.says(&hello(&["c.org"], 9000)), refused("c.org"));
+    // The control: the peer's own.
+    let mut talk = Talk::connected();
+    assert_eq!(talk.says(&hello(&["a.org"], 9000)), Word::Passes);
+    talk.hears(&takes);
+    assert_eq!(talk.says(&hello(&["c.org"], 9000)), Word::Passes);
     assert!(!talk.is_looked_at());
+}
+
+#[test]
+fn a_client_does_not_say_itself_that_its_server_has_taken_a_name() {
+    let keys = [22, 3, 3, 0, 4, 16, 0, 0, 0];
+    let mut talk = Talk::connected();
+    assert_eq!(talk.says(&hello(&["a.org"], 9000)), Word::Passes);
+    talk.hears(&answer(ANOTHER, 9000));
+    assert_eq!(talk.says(&keys), WAITS);
+    assert_eq!(talk.says(&hello(&["c.org"], 9000)), WAITS);
+    // What the server says comes in another order, and the program has all of it: it is not known what the server has taken.
+    let mut talk = Talk::connected();
+    assert_eq!(talk.says(&hello(&["a.org"], 9000)), Word::Passes);
+    let (ours, theirs) = talk.next;
+    let takes = answer([7; 32], 9000);
+    assert!(talk.comes(OWN, theirs + 10, ours, ACK, &takes[10..]));
+    assert!(talk.comes(OWN, theirs, ours, ACK, &takes[..10]));
+    talk.next.1 = theirs + takes.len() as u32;
+    assert_eq!(talk.says(&keys), Word::Passes);
+    // A part of it comes once more, with what follows: that is read.
+    let mut talk = Talk::connected();
+    assert_eq!(talk.says(&hello(&["a.org"], 9000)), Word::Passes);
+    assert!(talk.comes(OWN, theirs, ours, ACK, &takes[..10]));
+    assert!(talk.comes(OWN, theirs + 4, ours, ACK, &takes[4..]));
+    assert!(!talk.is_looked_at());
+}
+
+#[test]
+fn a_first_segment_with_words_is_said_again_before_its_answer_is_taken() {
+    let bytes = hello(&["a.org"], 9000);
+    let (first, rest) = bytes.split_at(20);
+    let mut talk = Talk::new();
+    talk.next.1 = 0;
+    assert_eq!(talk.segment(OWN, OURS, SYN, first), Word::Passes);
+    // The peer takes all of it, and its answer meets the same again, as the kernel says it: without words.
+    let has = OURS.wrapping_add(1 + first.len() as u32);
+    assert!(talk.comes(OWN, THEIRS, has, SYN | ACK, &[]));
+    assert_eq!(talk.segment(OWN, OURS, SYN, &[]), Word::Passes);
+    talk.next = (has, THEIRS + 1);
+    assert_eq!(talk.says(rest), Word::Passes);
+    talk.hears(&answer([7; 32], 9000));
+    assert!(!talk.is_looked_at());
+    // One that stands does not begin again: it is another one.
+    let mut talk = Talk::connected();
+    assert_eq!(talk.says(first), Word::Passes);
+    assert_eq!(talk.begins(OWN), Word::Passes);
+    assert_eq!(talk.again(0, rest), WAITS);
+}
+
+#[test]
+fn all_that_is_kept_of_connections_is_counted() {
+    let mut talk = Talk::new();
+    // Messages that are not whole, of which the peer has every byte.
+    let mut bytes = hello(&["a.org"], 9000);
+    (bytes[3], bytes[4], bytes[7], bytes[8]) = (0x3f, 0xff, 0x3f, 0xf0);
+    bytes.resize(16_000, 0);
+    for own in 0..MOST_FLOWS as u16 {
+        talk.calls(own, &["a.org"]);
+        talk.next = (OURS, THEIRS);
+        assert_eq!(talk.begins(own), Word::Passes);
+        assert!(talk.is_answered(own));
+        talk.next = (OURS.wrapping_add(1), THEIRS + 1);
+        for piece in bytes.chunks(1400) {
+            assert_eq!(talk.segment(own, talk.next.0, ACK, piece), Word::Passes);
+            talk.next.0 = talk.next.0.wrapping_add(piece.len() as u32);
+            assert!(talk.comes(own, talk.next.1, talk.next.0, ACK, &[]));
+        }
+    }
+    let kept = MOST_KEPT - talk.served.flows.room();
+    let least = MOST_FLOWS * (bytes.len() - 5);
+    assert!((least..2 * least).contains(&kept), "{kept}");
+    for own in 0..MOST_FLOWS as u16 {
+        assert!(talk.served.flows.take(&(peer(), here(own))).is_some());
+    }
+    assert_eq!(talk.served.flows.room(), MOST_KEPT);
 }
 
 #[test]
@@ -238,6 +419,7 @@ fn what_was_judged_is_what_arrives_whatever_it_was() {
         let (ours, theirs) = talk.next;
         for (number, acknowledged) in [
             (theirs.wrapping_sub(1), ours),
+            (theirs + 1, ours),
             (theirs + 100_000, ours),
             (theirs, ours.wrapping_add(2)),
             (theirs, OURS),
@@ -294,11 +476,7 @@ fn no_connection_carries_a_part_of_another() {
             options: &options,
             data: &[],
         };
-        let may = |_: &Name| false;
-        let said = talk
-            .served
-            .sent(peer(), here(OWN), Some(segment), talk.now, may);
-        assert_eq!(said, word);
+        assert_eq!(talk.sent(OWN, segment, By::Call), word);
     }
 }
 
@@ -314,9 +492,11 @@ fn connections_from_two_addresses_are_two() {
         data: &[],
     };
     let may = |_: &Name| false;
+    assert!(talk.served.allow(peer(), true));
+    talk.served.begins(peer(), Some(other), by(&["a.org"]));
     // It begins and is broken off: what is looked at of the first one stays.
     for (number, flags) in [(77, SYN), (78, RST)] {
-        let segment = Some(segment(number, flags));
+        let segment = (Some(segment(number, flags)), By::Call);
         let word = talk.served.sent(peer(), other, segment, talk.now, may);
         assert_eq!(word, Word::Passes);
     }
@@ -331,41 +511,26 @@ fn what_is_far_behind_is_of_no_connection() {
 }
 
 #[test]
-fn a_name_that_was_allowed_once_is_said_by_connections_that_begin_then() {
+fn a_name_that_was_allowed_once_is_said_by_the_connection_of_that_call_alone() {
     let mut talk = Talk::new();
-    let until = talk.now + Duration::from_secs(10);
-    let once = Some(vec![name("once.org")]);
-    assert!(talk.served.allow(peer(), once.clone(), Some(until)));
+    talk.calls(OWN, &["once.org"]);
     talk.connect();
     talk.now += Duration::from_secs(3600);
     assert_eq!(talk.says(&hello(&["once.org"], 9000)), Word::Passes);
-    // The next one is too late; the names that last are still there.
-    let late = |said: &str, talk: &mut Talk| {
-        let mut next = Talk::new();
-        std::mem::swap(&mut next.served, &mut talk.served);
-        next.now = talk.now;
-        next.connect();
-        let word = next.says(&hello(&[said], 9000));
-        std::mem::swap(&mut next.served, &mut talk.served);
-        word
-    };
-    assert_eq!(late("once.org", &mut talk), refused("once.org"));
-    assert_eq!(late("a.org", &mut talk), Word::Passes);
-    // What was allowed for ever is not for less afterwards.
-    assert!(talk.served.allow(peer(), once.clone(), None));
-    assert!(talk.served.allow(peer(), once, Some(until)));
-    assert_eq!(late("once.org", &mut talk), Word::Passes);
+    talk.calls(OWN, &["a.org"]);
+    talk.next = (77, THEIRS);
+    assert_eq!(talk.segment(OWN, 76, SYN, &[]), Word::Passes);
+    assert_eq!(talk.says(&hello(&["once.org"], 9000)), refused("once.org"));
 }
 
 #[test]
 fn more_peers_than_can_be_compared_are_not_permitted() {
     let mut served = Served::default();
     let at = |port| SocketAddr::new(peer().ip(), port);
-    let names = || Some(vec![name("a.org")]);
-    let noted = (1..=u16::MAX).filter(|port| served.allow(at(*port), names(), None));
+    let noted = (1..=u16::MAX).filter(|port| served.allow(at(*port), true));
     assert_eq!(noted.count(), MOST_PEERS);
     // Those that are known, and those that need no name, are.
-    assert!(served.allow(at(1), names(), None) && served.allow(at(u16::MAX), None, None));
+    assert!(served.allow(at(1), true) && served.allow(at(u16::MAX), false));
 }
 
 #[test]
@@ -430,6 +595,9 @@ fn connections_that_stand_and_say_nothing_are_as_many_as_there_can_be() {
     assert_eq!(talk.begins(most), WAITS);
     // One ends, and one whose kernel has given up what it said.
     talk.next = (OURS.wrapping_add(1), THEIRS + 1);
+    for own in [0, 1, most, most + 1, most + 2] {
+        talk.calls(own, &["a.org"]);
+    }
     assert_eq!(talk.segment(0, talk.next.0, ACK | FIN, &[]), Word::Passes);
     assert_eq!(talk.begins(most), Word::Passes);
     assert_eq!(talk.begins(most), Word::Passes, "the same once more");
@@ -443,4 +611,11 @@ fn connections_that_stand_and_say_nothing_are_as_many_as_there_can_be() {
         Word::Passes,
         "nobody answered the one before"
     );
+    // One that was broken off, and is silent since.
+    assert!(talk.is_answered(most + 2));
+    assert_eq!(talk.begins(most + 3), WAITS);
+    assert!(talk.comes(2, THEIRS + 1, OURS.wrapping_add(1), RST, &[]));
+    assert_eq!(talk.begins(most + 3), WAITS);
+    talk.now += Duration::from_secs(61);
+    assert_eq!(talk.begins(most + 3), Word::Passes);
 }

@@ -88,12 +88,6 @@ impl<K: Eq + Hash> Lasting<K> {
         }
     }
 
-    /// Whether one of this kind lives now.
-    pub(super) fn any(&self, now: Instant, is_it: impl Fn(&K) -> bool) -> bool {
-        let mut members = self.members.iter();
-        members.any(|(key, life)| life.until.is_none_or(|until| until > now) && is_it(key))
-    }
-
     /// It ends then, if not before.
     pub(super) fn end(&mut self, key: &K, until: Instant) {
         if let Some(life) = self.members.get_mut(key) {

@@ -23,21 +23,22 @@
 mod received;
 mod sent;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::brief::{BEGINS, Brief};
+use super::brief::Brief;
 use super::counts::{Counts, Fate, Peer};
 use super::flow::{Segment, Word};
 use super::kept;
 use super::seen::{Arp, Packet, Seen, ipv4, ipv6};
-use super::served::Served;
+use super::served::{By, Served};
 use super::sets::{Bounded, Lasting};
 use crate::act::{Act, Doing, Target, Transport};
 use crate::interface::cable::Guard;
+use crate::judging::Begins;
 use crate::name::Name;
 
 /// Judges frames. All threads of the supervisor share it.
@@ -76,10 +77,12 @@ struct State {
     came: Bounded<(Peer, u16)>,
     /// Peers of the supervisor's own sockets, and these sockets' ports.
     ours: Lasting<(Peer, u16)>,
+    /// How many of those are at each address.
+    ours_at: HashMap<IpAddr, usize>,
     /// Who asked for an address of ours.
     askers: Bounded<IpAddr>,
-    /// Datagrams in parts whose first part passed, by who receives them.
-    parts: Bounded<(IpAddr, IpAddr, u8, u32)>,
+    /// Datagrams in parts whose first part passed a moment ago.
+    parts: Lasting<Parts>,
     /// Whom clients of TLS may name.
     served: Served,
     /// A packet socket was allowed: everything passes.
@@ -87,6 +90,9 @@ struct State {
     counts: Counts,
     told: HashSet<Peer>,
 }
+
+/// A datagram in parts: sender, receiver, protocol, number.
+type Parts = (IpAddr, IpAddr, u8, u32);
 
 impl Fence {
     /// A fence around the interface with this hardware address and these addresses; nothing is permitted yet.
@@ -104,8 +110,9 @@ impl Fence {
             listening: Lasting::new(MOST_LISTENING),
             came: Bounded::new(MOST_CAME),
             ours: Lasting::new(MOST_OURS),
+            ours_at: HashMap::new(),
             askers: Bounded::new(MOST_ASKERS),
-            parts: Bounded::new(MOST_PARTS),
+            parts: Lasting::new(MOST_PARTS),
             served: Served::default(),
             all: false,
             counts: Counts::default(),
@@ -142,12 +149,23 @@ impl Fence {
         let _ = self.names.set(names);
     }
 
-    /// Connections to this peer are allowed by these names, and clients of TLS must name one of them; `None`: by its
-    /// address. By what does not last only to those that begin soon. False if there are too many such peers: this one is not to be [allowed](Self::allow).
-    pub fn name(&self, peer: SocketAddr, names: Option<Vec<Name>>, lasts: bool) -> bool {
+    /// A call was allowed that connects to this peer, by these names, one of which clients of TLS must name; `None`: by its
+    /// address. It then says from which address and port it did. `None` if there are too many such peers: this one is not to be
+    /// [allowed](Self::allow).
+    pub fn connects(
+        self: &Arc<Self>,
+        peer: SocketAddr,
+        names: Option<Vec<Name>>,
+    ) -> Option<Begins> {
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-        let until = (!lasts).then(|| Instant::now() + BEGINS);
-        self.lock().served.allow(peer, names, until)
+        if !self.lock().served.allow(peer, names.is_some()) {
+            return None;
+        }
+        let (fence, names) = (Arc::clone(self), names.map(Arc::from));
+        Some(Begins::new(move |own: Option<SocketAddr>| {
+            let own = own.map(|own| SocketAddr::new(own.ip().to_canonical(), own.port()));
+            fence.lock().served.begins(peer, own, names);
+        }))
     }
 
     /// An act was allowed: its packets may pass. Told before the act is done, since its first packet may leave at
@@ -194,15 +212,28 @@ impl Fence {
     /// A socket of the supervisor's own on this port speaks with that peer; no other socket may.
     pub fn permit_port(&self, transport: Transport, peer: SocketAddr, own: u16) {
         let peer = (transport, peer.ip().to_canonical(), peer.port());
-        self.lock().ours.extend((peer, own), None);
+        let mut state = self.lock();
+        state.ours.extend((peer, own), None);
+        *state.ours_at.entry(peer.1).or_default() += 1;
     }
 
     /// That socket is closed: another one may get its port. A connection says good-bye a moment longer.
     pub fn revoke_port(&self, transport: Transport, peer: SocketAddr, own: u16) {
-        let flow = ((transport, peer.ip().to_canonical(), peer.port()), own);
+        let address = peer.ip().to_canonical();
+        let flow = ((transport, address, peer.port()), own);
         let mut state = self.lock();
+        if let Some(count) = state.ours_at.get_mut(&address) {
+            *count -= 1;
+            if *count == 0 {
+                state.ours_at.remove(&address);
+            }
+        }
         match transport {
-            Transport::Tcp => state.ours.end(&flow, Instant::now() + CLOSING),
+            Transport::Tcp => {
+                let until = Instant::now() + CLOSING;
+                state.ours.end(&flow, until);
+                state.known.extend(address, Some(until));
+            }
             _ => state.ours.remove(&flow),
         }
     }
@@ -228,10 +259,12 @@ impl Fence {
     /// Whether a frame that a program sent goes on.
     pub fn leaves(&self, frame: &[u8]) -> bool {
         let mut state = self.lock();
-        let mut fate = state.sent(frame, self.rules.get(), self.addresses.get());
-        if fate.passes() && !state.all {
-            fate = state.sent_on(fate, frame, self.names.get());
-        }
+        let fate = state.sent(
+            frame,
+            self.rules.get(),
+            self.addresses.get(),
+            self.names.get(),
+        );
         state.counts.sent.count(fate);
         if let Fate::Denied(peer) = fate {
             state.tell(peer);
@@ -253,7 +286,7 @@ impl Fence {
     }
 }
 
-impl Guard for std::sync::Arc<Fence> {
+impl Guard for Arc<Fence> {
     fn leaves(&mut self, frame: &[u8]) -> bool {
         Fence::leaves(self, frame)
     }
@@ -265,10 +298,18 @@ impl Guard for std::sync::Arc<Fence> {
 
 impl State {
     /// A part of a datagram that is not its first.
-    fn of_parts(&self, parts: (IpAddr, IpAddr, u8, u32), other: IpAddr) -> Fate {
-        match self.parts.members.contains(&parts) {
+    fn of_parts(&mut self, parts: Parts, other: IpAddr) -> Fate {
+        match self.parts.lives(&parts, Instant::now()) {
             true => Fate::Permitted,
             false => Fate::Denied((Transport::Other(parts.2), other, 0)),
+        }
+    }
+
+    /// What became of a first part: the others follow, or do not.
+    fn first_of_parts(&mut self, parts: Parts, fate: Fate) {
+        match fate.passes() {
+            true => self.parts.extend(parts, Some(Instant::now() + PARTS_LAST)),
+            false => self.parts.remove(&parts),
         }
     }
 
@@ -305,7 +346,7 @@ impl State {
     fn is_known(&mut self, address: IpAddr) -> bool {
         let now = Instant::now();
         self.known.lives(&address, now)
-            || self.ours.any(now, |&((_, theirs, _), _)| theirs == address)
+            || self.ours_at.contains_key(&address)
             || self.brief.knows(address, now)
     }
 
@@ -408,6 +449,8 @@ const CLOSING: Duration = Duration::from_secs(2);
 const MOST_OURS: usize = 1024;
 /// Datagrams in parts, at once.
 const MOST_PARTS: usize = 256;
+/// So long a receiver waits for the rest of one (`ipfrag_time`).
+const PARTS_LAST: Duration = Duration::from_secs(30);
 /// Peers that are told of.
 const MOST_TOLD: usize = 100;
 /// Who came may be looked for so long.

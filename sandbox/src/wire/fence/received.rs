@@ -31,8 +31,8 @@ impl State {
             return self.of_parts(parts, packet.from);
         }
         let fate = self.received_packet(&packet, rules);
-        if packet.more && fate.passes() {
-            self.parts.add(parts);
+        if packet.more {
+            self.first_of_parts(parts, fate);
         }
         fate
     }

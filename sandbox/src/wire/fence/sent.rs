@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 use super::*;
+use crate::wire::flow::{ACK, SYN};
 
 impl State {
     pub(super) fn sent(
@@ -11,6 +12,7 @@ impl State {
         frame: &[u8],
         rules: Option<&Rules>,
         addresses: Option<&Addresses>,
+        names: Option<&Names>,
     ) -> Fate {
         if self.all {
             return Fate::Permitted;
@@ -29,32 +31,52 @@ impl State {
                 if !from.is_unspecified() && !self.is_own(from, addresses) {
                     return Fate::Foreign;
                 }
-                match self.sent_packet(&packet, link, rules, addresses) {
+                let fate = match self.sent_packet(&packet, link, rules, addresses) {
                     // Nobody speaks IPv6 before it has an address, but for what the kernel must ask.
                     Fate::Permitted | Fate::Ruled if from.is_ipv6() && from.is_unspecified() => {
                         Fate::Foreign
                     }
+                    fate if fate.passes() && packet.protocol == TCP && !packet.later => {
+                        self.sent_on(fate, &packet, names)
+                    }
                     fate => fate,
+                };
+                if packet.more && !packet.later {
+                    let parts = (from, packet.to, packet.protocol, packet.identity);
+                    self.first_of_parts(parts, fate);
                 }
+                fate
             }
             Seen::Other | Seen::Malformed => Fate::Odd,
         }
     }
 
-    /// What becomes of a frame that passes so far, by the server that it names.
-    pub(super) fn sent_on(&mut self, fate: Fate, frame: &[u8], names: Option<&Names>) -> Fate {
-        let Some((packet, own, port)) = tcp(frame) else {
-            return fate;
+    /// What becomes of a packet of TCP that passes so far, by the server that it names.
+    fn sent_on(&mut self, fate: Fate, packet: &Packet<'_>, names: Option<&Names>) -> Fate {
+        let Some((own, port)) = packet.ports() else {
+            return Fate::Odd;
         };
         let peer = SocketAddr::new(packet.to, port);
+        if !self.served.is_named(peer) {
+            return fate;
+        }
         // A segment in parts could be put together as another than is seen.
         let segment = match packet.more {
             true => None,
             false => Segment::of(packet.body),
         };
         let may = |name: &Name| names.is_some_and(|names| names(peer, name));
-        let from = SocketAddr::new(packet.from, own);
-        match self.served.sent(peer, from, segment, Instant::now(), may) {
+        let (from, now) = (SocketAddr::new(packet.from, own), Instant::now());
+        let flow = ((Transport::Tcp, packet.to, port), own);
+        // Who came is answered; all others begin by themselves.
+        let answers = segment.is_some_and(|segment| segment.has(SYN | ACK));
+        let by = match fate {
+            Fate::Ruled => By::Rule,
+            _ if self.ours.lives(&flow, now) => By::Other,
+            _ if answers && self.came.members.contains(&flow) => By::Other,
+            _ => By::Call,
+        };
+        match self.served.sent(peer, from, (segment, by), now, may) {
             Word::Passes => fate,
             Word::Refused(name) => {
                 if let Some(name) = name
@@ -105,7 +127,7 @@ impl State {
             true => return self.of_parts(parts, to),
             false => packet,
         };
-        let fate = match first.protocol {
+        match first.protocol {
             IGMP if to.is_ipv4() && kept::is_report(first, link) => Fate::Kept,
             ICMPV6 if to.is_ipv6() => match first.body.first() {
                 Some(&(130..=137 | 143)) => self.sent_neighbourly(first, link, rules, addresses),
@@ -122,11 +144,7 @@ impl State {
                 }
                 None => Fate::Odd,
             },
-        };
-        if packet.more && fate.passes() {
-            self.parts.add(parts);
         }
-        fate
     }
 
     /// A packet of the program's to that peer.
@@ -180,16 +198,5 @@ impl State {
             return Fate::Kept;
         }
         self.judge((Transport::Other(ICMPV6), to, 0), None, rules)
-    }
-}
-
-/// A packet of TCP that is no later part of one, and its ports.
-fn tcp(frame: &[u8]) -> Option<(Packet<'_>, u16, u16)> {
-    match Seen::of(frame) {
-        Seen::Ip(packet) if packet.protocol == TCP && !packet.later => {
-            let (from, to) = packet.ports()?;
-            Some((packet, from, to))
-        }
-        _ => None,
     }
 }

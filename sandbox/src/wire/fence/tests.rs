@@ -192,7 +192,53 @@ fn only_the_parts_of_a_datagram_follow_its_first_one() {
     assert!(fence.leaves(&part(PEER, 0x2000, &ports(1, 53))));
     assert!(fence.leaves(&part(PEER, 185, &[0; 40])));
     assert!(!fence.leaves(&part(STRANGER, 185, &[0; 40])));
+    // Another first part with the same number does not pass: nothing follows it.
+    assert!(!fence.leaves(&part(PEER, 0x2000, &ports(1, 54))));
+    assert!(!fence.leaves(&part(PEER, 185, &[0; 40])));
+    // Nor follows anything long after.
+    assert!(fence.leaves(&part(PEER, 0x2000, &ports(1, 53))));
+    let parts = (OWN.into(), PEER.into(), UDP, 7);
+    let now = Instant::now();
+    assert!(fence.lock().parts.lives(&parts, now));
+    assert!(!fence.lock().parts.lives(&parts, now + PARTS_LAST));
     closes(&fence);
+}
+
+#[test]
+fn what_is_in_parts_has_no_name_and_none_of_it_leaves() {
+    let shared = Arc::new(fence());
+    let fence: &Fence = &shared;
+    let part = |identity: u8, fragment: u16, body: &[u8]| {
+        let mut packet = ipv4_packet(TCP, OWN, PEER, fragment, body);
+        packet[5] = identity;
+        ethernet(OWN_MAC, OTHER_MAC, 0x0800, &packet)
+    };
+    let mut body = ports(40_000, 443);
+    body[12] = 0x50;
+    fence.permit(Transport::Tcp, at(PEER, 443));
+    // The control: nothing is compared.
+    assert!(fence.leaves(&part(1, 0x2000, &body)) && fence.leaves(&part(1, 3, &[0; 40])));
+    let names = Some(vec![Name::new("a.org").unwrap()]);
+    let begins = shared.connects(at(PEER, 443), names).unwrap();
+    begins.tell(Some(at(OWN, 40_000)));
+    assert!(!fence.leaves(&part(2, 0x2000, &body)));
+    assert!(!fence.leaves(&part(2, 3, &[0; 40])));
+    closes(fence);
+}
+
+#[test]
+fn a_call_that_ends_untold_has_made_no_connection() {
+    let fence = Arc::new(fence());
+    let names = || Some(vec![Name::new("a.org").unwrap()]);
+    let first = fence.connects(at(PEER, 443), names()).unwrap();
+    drop(fence.connects(at(PEER, 443), names()));
+    first.tell(Some("[::ffff:10.0.0.9]:40000".parse().unwrap()));
+    let served = format!("{:?}", fence.lock().served);
+    assert!(served.contains("calls: {}"), "{served}");
+    assert!(
+        served.contains("10.0.0.9:40000") && !served.contains("ffff"),
+        "{served}"
+    );
 }
 
 #[test]

@@ -1,0 +1,103 @@
+//! By what connections were allowed that calls have just made.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::flow::{Ends, bytes_of};
+use crate::name::Name;
+
+/// By which names a connection was allowed; `None`: as an address.
+pub(super) type Names = Option<Arc<[Name]>>;
+
+/// The connections that calls made last. A later one between the same ends takes the place of an earlier one.
+#[derive(Debug, Default)]
+pub(super) struct Begun {
+    connections: HashMap<Ends, (u64, Names)>,
+    /// In which order they were made, with the number of each.
+    order: VecDeque<(Ends, u64)>,
+    next: u64,
+    /// Bytes of names that are kept.
+    kept: usize,
+}
+
+impl Begun {
+    pub(super) fn note(&mut self, ends: Ends, names: Names) {
+        self.kept += bytes(&names);
+        if let Some((_, before)) = self.connections.insert(ends, (self.next, names)) {
+            self.kept -= bytes(&before);
+        }
+        self.order.push_back((ends, self.next));
+        self.next += 1;
+        while self.order.len() > MOST || self.kept > MOST_KEPT {
+            let Some((ends, number)) = self.order.pop_front() else {
+                return;
+            };
+            let is_it = |(known, _): &(u64, Names)| *known == number;
+            if self.connections.get(&ends).is_some_and(is_it)
+                && let Some((_, names)) = self.connections.remove(&ends)
+            {
+                self.kept -= bytes(&names);
+            }
+        }
+    }
+
+    /// The number that the next one gets.
+    pub(super) fn mark(&self) -> u64 {
+        self.next
+    }
+
+    /// The last one between these ends: its number, and its names.
+    pub(super) fn find(&self, ends: &Ends) -> Option<(u64, &Names)> {
+        let (number, names) = self.connections.get(ends)?;
+        Some((*number, names))
+    }
+}
+
+fn bytes(names: &Names) -> usize {
+    names.as_deref().map_or(0, bytes_of)
+}
+
+/// Connections that are remembered: whoever has to begin once more does so within two minutes.
+const MOST: usize = 16_384;
+/// Bytes of their names.
+const MOST_KEPT: usize = 4 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::SocketAddr;
+
+    fn ends(port: u16) -> Ends {
+        let at = |port| SocketAddr::new([10, 0, 0, 1].into(), port);
+        (at(443), at(port))
+    }
+
+    fn named(text: &str) -> Names {
+        Some([Name::new(text).unwrap()].into())
+    }
+
+    #[test]
+    fn the_last_ones_are_known_and_any_number_takes_bounded_memory() {
+        let mut begun = Begun::default();
+        for port in 0..60_000 {
+            begun.note(ends(port), None);
+            begun.note(ends(0), named("a.org"));
+            assert!(begun.connections.len() <= MOST && begun.order.len() <= MOST);
+        }
+        let names = |begun: &Begun, port| begun.find(&ends(port)).map(|(_, names)| names.clone());
+        assert_eq!(names(&begun, 0), Some(named("a.org")));
+        assert_eq!(names(&begun, 59_999), Some(None));
+        assert_eq!(names(&begun, 1), None);
+        let label = "x".repeat(60);
+        let long: Arc<[Name]> = vec![Name::new(&[&label[..]; 4].join(".")).unwrap(); 16].into();
+        for port in 0..10_000 {
+            begun.note(ends(port), Some(Arc::clone(&long)));
+            assert!(begun.kept <= MOST_KEPT);
+        }
+        assert_eq!(names(&begun, 9_999), Some(Some(long)));
+        for port in 0..60_000 {
+            begun.note(ends(port), None);
+        }
+        assert_eq!(begun.kept, 0);
+    }
+}
