@@ -199,7 +199,6 @@ fn what_is_said_before_the_call_says_whose_it_is_waits() {
         // Others are not held up by it.
         assert_eq!(talk.says(&[]), Word::Passes);
         talk.served.begins(peer(), Some(here(OWN)), by(&["a.org"]));
-        let mut talk = talk;
         assert_eq!(talk.again(0, &bytes), refused("c.org"));
     }
     // With the words in its first segment.

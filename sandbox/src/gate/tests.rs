@@ -1,8 +1,11 @@
 //! What a gate says of an act after it was allowed.
 
+use std::time::Duration;
+
 use super::*;
 use crate::ask::tests::connect;
 use crate::rules::Place;
+use crate::rules::Rule;
 
 fn act() -> Act {
     connect(7, "203.0.113.2:443")
