@@ -6,10 +6,13 @@
 //! then (it never means another one), by the file that it runs, and by its command line: exec changes one of them, for
 //! all of its threads. A file that was changed a moment ago can be changed once more and have the same times: of it nothing
 //! is remembered.
+//!
+//! A file is read piece by piece ([`Known::go_on`]), so that whoever looks up can look up others between: some programs are long,
+//! and those that their users may write are read anew for each process.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Arc, Mutex};
@@ -28,7 +31,6 @@ pub(crate) struct Known {
     threads: Mutex<HashMap<u32, Entry>>,
     /// The process of the thread that was looked up last, of each process: its other threads are the same.
     processes: Mutex<HashMap<u32, Process>>,
-    /// Held while a file is read; whoever only asks for what was seen does not need it.
     hashes: Mutex<HashMap<Version, Option<[u8; 32]>>>,
 }
 
@@ -43,6 +45,30 @@ struct Entry {
     version: Version,
     line: Vec<u8>,
     who: Arc<Who>,
+}
+
+/// How far it is known who made a call.
+#[derive(Debug)]
+pub(crate) enum Looked {
+    Whole(Arc<Who>),
+    /// The file that runs is not read to its end.
+    Part(Box<Look>),
+}
+
+/// A look at a thread whose file is being read.
+#[derive(Debug)]
+pub(crate) struct Look {
+    thread: u32,
+    directory: OwnedFd,
+    version: Version,
+    line: Vec<u8>,
+    is_settled: bool,
+    keeps: bool,
+    /// All but the hash.
+    who: Who,
+    hash: Sha256,
+    /// So much of the file is in it.
+    read: u64,
 }
 
 /// A file in one state: written to, it is another.
@@ -65,6 +91,8 @@ const MOST_PROCESSES: usize = 1024;
 const MOST_LINE_BYTES: usize = 4096;
 /// Longest file that is read.
 const MOST_FILE_BYTES: u64 = 256 << 20;
+/// So much of a file is read in one go: about a millisecond.
+const PIECE_BYTES: u64 = 1 << 20;
 /// So many ancestors are looked up.
 const MOST_ANCESTORS: usize = 16;
 /// Two ticks of the slowest clock by which the kernel stamps files (100 a second): a file that was changed longer ago gets
@@ -85,19 +113,14 @@ impl Known {
         is_same.then(|| Arc::clone(&entry.who))
     }
 
-    /// Who a thread is; the file that it runs is read if it was not before. `root` is the supervisor, whose
-    /// children have no more ancestors. It ends early if nobody `waits`.
+    /// Who a thread is, as far as that is known without reading the file that it runs. `root` is the supervisor, whose
+    /// children have no more ancestors.
     ///
     /// # Errors
-    /// If it is gone, may not be looked at, or nobody waits.
-    pub(crate) fn look(
-        &self,
-        thread: u32,
-        root: u32,
-        waits: impl Fn() -> bool,
-    ) -> io::Result<Arc<Who>> {
+    /// If it is gone, or may not be looked at.
+    pub(crate) fn look(&self, thread: u32, root: u32) -> io::Result<Looked> {
         if let Some(who) = self.seen(thread) {
-            return Ok(who);
+            return Ok(Looked::Whole(who));
         }
         let directory = openat(
             CWD,
@@ -109,37 +132,95 @@ impl Known {
         // Of the time before the file is read: what changes it later has another time than this version.
         let is_settled = version.is_settled(SystemTime::now());
         let keeps = is_settled && is_of_others(&directory)?;
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let lines = File::from(openat(&directory, "cmdline", flags, Mode::empty())?);
-        let line = line_of(&lines, &mut [0; MOST_LINE_BYTES])?.to_vec();
+        let line = line_of(&lines_in(&directory)?, &mut [0; MOST_LINE_BYTES])?.to_vec();
         let pid = group_of(thread)?;
         let started = started(pid)?;
         let process = lock(&self.processes).get(&pid).cloned();
         let same = process.filter(|(its_version, its_line, who)| {
             who.started == started && *its_version == version && *its_line == line
         });
-        let who = match same {
-            Some((_, _, who)) => who,
-            None => {
-                let who = Arc::new(Who {
-                    pid,
-                    started,
-                    program: fs::read_link(format!("/proc/{thread}/exe"))?,
-                    hash: self.hash(&directory, version, keeps, waits)?,
-                    arguments: words_of(&line),
-                    ancestors: ancestors(pid, root),
-                });
-                if !is_settled {
-                    return Ok(who);
-                }
-                let mut processes = lock(&self.processes);
-                if processes.len() >= MOST_PROCESSES {
-                    processes.clear();
-                }
-                processes.insert(pid, (version, line.clone(), Arc::clone(&who)));
-                who
-            }
+        if let Some((_, _, who)) = same {
+            self.remember(thread, directory, (version, line, Arc::clone(&who)))?;
+            return Ok(Looked::Whole(who));
+        }
+        let who = Who {
+            pid,
+            started,
+            program: fs::read_link(format!("/proc/{thread}/exe"))?,
+            hash: None,
+            arguments: words_of(&line),
+            ancestors: ancestors(pid, root),
         };
+        self.start(Look {
+            thread,
+            directory,
+            version,
+            line,
+            is_settled,
+            keeps,
+            who,
+            hash: Sha256::new(),
+            read: 0,
+        })
+    }
+
+    /// Nothing is read of a file that was read before, or is too long.
+    fn start(&self, look: Look) -> io::Result<Looked> {
+        let known = match look.version.length > MOST_FILE_BYTES {
+            true => Some(None),
+            false => lock(&self.hashes).get(&look.version).copied(),
+        };
+        match known {
+            Some(hash) => self.finish(look, hash),
+            None => Ok(Looked::Part(Box::new(look))),
+        }
+    }
+
+    /// Reads on, a piece of the file.
+    ///
+    /// # Errors
+    /// If the thread is gone.
+    pub(crate) fn go_on(&self, mut look: Box<Look>) -> io::Result<Looked> {
+        match look.read_on() {
+            Ok(false) => Ok(Looked::Part(look)),
+            Ok(true) => {
+                let hash = look.hash.finalize_reset();
+                self.finish(*look, Some(hash.into()))
+            }
+            Err(_) => self.finish(*look, None),
+        }
+    }
+
+    fn finish(&self, look: Look, hash: Option<[u8; 32]>) -> io::Result<Looked> {
+        if look.keeps {
+            let mut hashes = lock(&self.hashes);
+            if hashes.len() >= MOST_HASHES {
+                hashes.clear();
+            }
+            hashes.insert(look.version, hash);
+        }
+        let who = Arc::new(Who { hash, ..look.who });
+        if look.is_settled {
+            let process = (look.version, look.line, Arc::clone(&who));
+            let mut processes = lock(&self.processes);
+            if processes.len() >= MOST_PROCESSES {
+                processes.clear();
+            }
+            processes.insert(who.pid, process.clone());
+            drop(processes);
+            self.remember(look.thread, look.directory, process)?;
+        }
+        Ok(Looked::Whole(who))
+    }
+
+    /// The thread is known again by this directory.
+    fn remember(
+        &self,
+        thread: u32,
+        directory: OwnedFd,
+        (version, line, who): Process,
+    ) -> io::Result<()> {
+        let lines = lines_in(&directory)?;
         let mut threads = lock(&self.threads);
         if threads.len() >= most_threads() {
             // Threads that are gone first; if all live, whoever comes again is looked up again.
@@ -153,10 +234,10 @@ impl Known {
             lines,
             version,
             line,
-            who: Arc::clone(&who),
+            who,
         };
         threads.insert(thread, entry);
-        Ok(who)
+        Ok(())
     }
 
     /// Forgets a thread of which something was learnt that does not count.
@@ -165,65 +246,42 @@ impl Known {
             lock(&self.processes).remove(&entry.who.pid);
         }
     }
-
-    fn hash(
-        &self,
-        directory: &OwnedFd,
-        version: Version,
-        keeps: bool,
-        waits: impl Fn() -> bool,
-    ) -> io::Result<Option<[u8; 32]>> {
-        let mut hashes = lock(&self.hashes);
-        if let Some(hash) = hashes.get(&version) {
-            return Ok(*hash);
-        }
-        let hash = match read_hash(directory, version, waits) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Err(error),
-            hash => hash.ok(),
-        };
-        if !keeps {
-            return Ok(hash);
-        }
-        if hashes.len() >= MOST_HASHES {
-            hashes.clear();
-        }
-        hashes.insert(version, hash);
-        Ok(hash)
-    }
 }
 
-/// SHA-256 of the file that a process runs. It cannot be written to while it runs; the version is compared all the same.
-/// All programs wait for the thread that reads: too long files are not read, and none for nobody.
-fn read_hash(
-    directory: &OwnedFd,
-    version: Version,
-    waits: impl Fn() -> bool,
-) -> io::Result<[u8; 32]> {
-    if version.length > MOST_FILE_BYTES {
-        return Err(io::ErrorKind::FileTooLarge.into());
+impl Look {
+    /// Which file is read: its device and number.
+    pub(crate) fn file(&self) -> (u64, u64) {
+        (self.version.device, self.version.number)
     }
-    let file = openat(
-        directory,
-        "exe",
-        OFlags::RDONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
-    let mut file = File::from(file).take(version.length);
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        if !waits() {
-            return Err(io::ErrorKind::Interrupted.into());
+
+    /// So much of it is read.
+    pub(crate) fn read(&self) -> u64 {
+        self.read
+    }
+
+    /// Reads a piece for the SHA-256 of the file that a process runs; whether that was the last. The file cannot be written
+    /// to while it runs; the version is compared all the same.
+    fn read_on(&mut self) -> io::Result<bool> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = File::from(openat(&self.directory, "exe", flags, Mode::empty())?);
+        let to = self.version.length.min(self.read + PIECE_BYTES);
+        let mut buffer = vec![0; 1 << 16];
+        while self.read < to {
+            let left = usize::try_from(to - self.read).unwrap_or(usize::MAX);
+            let most = left.min(buffer.len());
+            match file.read_at(&mut buffer[..most], self.read)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                length => {
+                    self.hash.update(&buffer[..length]);
+                    self.read += length as u64;
+                }
+            }
         }
-        match file.read(&mut buffer)? {
-            0 => break,
-            length => hash.update(&buffer[..length]),
+        if Version::of(&file.metadata()?) != self.version {
+            return Err(io::Error::other("the file has changed"));
         }
+        Ok(self.read == self.version.length)
     }
-    if Version::of(&file.get_ref().metadata()?) != version {
-        return Err(io::Error::other("the file has changed"));
-    }
-    Ok(hash.finalize().into())
 }
 
 impl Version {
@@ -269,6 +327,17 @@ fn is_of_others(directory: &OwnedFd) -> io::Result<bool> {
     let us = rustix::process::geteuid();
     let is_closed = stat.st_mode & 0o022 == 0;
     Ok(is_closed && !us.is_root() && stat.st_uid != us.as_raw())
+}
+
+/// `cmdline` of a process.
+fn lines_in(directory: &OwnedFd) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    Ok(File::from(openat(
+        directory,
+        "cmdline",
+        flags,
+        Mode::empty(),
+    )?))
 }
 
 /// The command line as it is now.
@@ -331,102 +400,5 @@ fn parent_of(pid: u32) -> Option<u32> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_is_known_with_its_file_and_its_parents() {
-        let known = Known::default();
-        let pid = std::process::id();
-        let who = known.look(pid, 1, || true).unwrap();
-        assert_eq!(who.pid, pid);
-        assert_eq!(who.program, std::env::current_exe().unwrap());
-        let text = fs::read(&who.program).unwrap();
-        assert_eq!(who.hash.unwrap(), <[u8; 32]>::from(Sha256::digest(text)));
-        assert!(!who.ancestors.is_empty());
-        assert_eq!(who.arguments[0], std::env::args().next().unwrap());
-        assert!(Arc::ptr_eq(&known.seen(pid).unwrap(), &who));
-    }
-
-    /// A file that is written twice within one tick, on a file system whose times are those of ticks, and what is known of it
-    /// after the first and the second time.
-    fn hashes_of_two(now: impl Fn() -> SystemTime) -> Option<[[u8; 32]; 2]> {
-        let dir = vnplug_testing::TestDir::new("sandbox-racy");
-        let mount = |words: &[&str]| {
-            let mut command = std::process::Command::new(words[0]);
-            command
-                .args(&words[1..])
-                .arg(&dir.0)
-                .status()
-                .unwrap()
-                .success()
-        };
-        // Others have finer times since Linux 6.13.
-        assert!(mount(&["mount", "-t", "ramfs", "ramfs"]));
-        let directory = OwnedFd::from(File::open(&dir.0).unwrap());
-        let found = (0..1000).find_map(|_| {
-            let known = Known::default();
-            let mut seen = Vec::new();
-            for text in ["one", "two"] {
-                fs::write(dir.path("exe"), text).unwrap();
-                let version = version_in(&directory).unwrap();
-                let is_settled = version.is_settled(now());
-                let hash = known.hash(&directory, version, is_settled, || true);
-                seen.push((version, hash.unwrap().unwrap()));
-            }
-            (seen[0].0 == seen[1].0).then(|| [seen[0].1, seen[1].1])
-        });
-        drop(directory);
-        assert!(mount(&["umount"]));
-        found
-    }
-
-    #[test]
-    fn a_file_that_changes_twice_in_a_tick_is_not_taken_for_the_first_one() {
-        let texts = ["one", "two"].map(|text| <[u8; 32]>::from(Sha256::digest(text)));
-        let found = hashes_of_two(SystemTime::now);
-        assert_eq!(found.expect("two changes have one time"), texts);
-        // The control: who believes that the time is long past is wrong.
-        let found = hashes_of_two(|| SystemTime::now() + Duration::from_secs(9));
-        assert_eq!(found.expect("two changes have one time"), [texts[0]; 2]);
-    }
-
-    #[test]
-    fn a_time_is_past_when_no_change_can_have_it() {
-        let at = |seconds, nanoseconds| Version {
-            device: 0,
-            number: 0,
-            length: 0,
-            changed: (seconds, nanoseconds),
-            written: (0, 0),
-        };
-        let now = SystemTime::UNIX_EPOCH + Duration::new(1000, 30_000_000);
-        for (seconds, nanoseconds, is_settled) in [
-            (1000, 10_000_000, true),
-            (1000, 10_000_001, false),
-            (1000, 40_000_000, false),
-            (1000, 0, false),
-            (998, 0, false),
-            (997, 0, true),
-            (-1, 5, true),
-        ] {
-            let version = at(seconds, nanoseconds);
-            assert_eq!(version.is_settled(now), is_settled, "{version:?}");
-        }
-    }
-
-    #[test]
-    fn a_long_file_is_not_read_and_none_for_nobody() {
-        let dir = vnplug_testing::TestDir::new("sandbox-who");
-        let file = File::create(dir.path("exe")).unwrap();
-        let directory = OwnedFd::from(File::open(&dir.0).unwrap());
-        let read = |length: u64, waits: bool| {
-            file.set_len(length).unwrap();
-            let version = version_in(&directory).unwrap();
-            read_hash(&directory, version, || waits).map_err(|error| error.kind())
-        };
-        assert!(read(1 << 20, true).is_ok());
-        assert_eq!(read(1 << 20, false), Err(io::ErrorKind::Interrupted));
-        assert_eq!(read(1 << 40, true), Err(io::ErrorKind::FileTooLarge));
-    }
-}
+#[path = "who_tests.rs"]
+mod tests;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::support::{figure, often, open_dir, said, sandboxed};
+use crate::support::{as_nobody, figure, often, open_dir, said, sandboxed};
 
 #[test]
 fn acts_are_of_the_process_that_made_them_though_process_numbers_are_used_again() {
@@ -52,4 +52,26 @@ fn acts_are_of_the_process_that_made_them_though_process_numbers_are_used_again(
         processes.len()
     );
     assert!(!is_turned || again > 0, "no number was used again");
+}
+
+#[test]
+fn a_program_whose_long_file_is_read_again_and_again_does_not_hold_up_another() {
+    let dir = open_dir("sandbox-long");
+    let long = dir.path("long");
+    fs::copy("/bin/bash", &long).unwrap();
+    // It still runs; whoever may write it has it read for each process.
+    let file = fs::File::options().write(true).open(&long).unwrap();
+    file.set_len(250 << 20).unwrap();
+    drop(file);
+    let speaks = "exec 3<>/dev/udp/127.0.0.1/9";
+    let crowd = often(30, 30);
+    let script = format!(
+        "for i in $(seq {crowd}); do ({long} -c '{speaks}' && echo long >&2) & done; sleep 0.3; \
+         /bin/bash -c '{speaks}' && jobs -r | wc -l; kill $(jobs -p) 2>/dev/null; wait",
+        long = long.display(),
+    );
+    let mut command = as_nobody(&["run", "all", "--", "/bin/bash", "-c", &script]);
+    let waiting: u64 = said(&mut command).parse().unwrap();
+    println!("{waiting} of {crowd} still wait when the other one has spoken");
+    assert!(waiting > crowd / 2, "{waiting}");
 }
