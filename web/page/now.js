@@ -1,6 +1,7 @@
 // What the daemon does now: asks once a second, and draws the figures. All foreign words are set as text.
 
 import { short } from './chart.js';
+import { known } from './user.js';
 
 const byId = (id) => document.getElementById(id);
 const grouped = (number) => Number(number).toLocaleString('en');
@@ -187,7 +188,7 @@ async function update() {
   clearTimeout(update.timer);
   const began = performance.now();
   try {
-    const response = await fetch('api/now');
+    const response = known(await fetch('api/now'));
     const answer = await response.json();
     if (!response.ok) throw Object.assign(new Error(answer.error), { told: true });
     show(answer);

@@ -2,6 +2,7 @@
 // shown is what is downloaded.
 
 import { Chart, clock, short } from './chart.js';
+import { known } from './user.js';
 
 const SECOND = 1000000000n;
 const byId = (id) => document.getElementById(id);
@@ -29,7 +30,7 @@ const chart = new Chart(byId('chart'), {
 async function ask(path, parameters, signal) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) if (value !== '') query.set(name, value);
-  const response = await fetch(`${path}?${query}`, { signal });
+  const response = known(await fetch(`${path}?${query}`, { signal }));
   const answer = await response.json();
   if (!response.ok) throw Object.assign(new Error(answer.error), { told: true });
   return answer;

@@ -1,14 +1,15 @@
-//! Connections: how many there are, and which one gives way to the next.
+//! Connections: how many there are, and which one gives way to the next; TLS, if there is some.
 //!
 //! A connection waits for its client (for a request, or for an answer to be read), or it works. A request
 //! has to be there whole after [`HEAD`], trickled or not. At most [`CONNECTIONS`] are held; when one more
 //! comes, the one that has waited longest for its client is cut, but none that has waited for less than
 //! [`GRACE`]. So a client that opens connections and sends nothing shuts out itself, not others. Where all
-//! work, the next one waits in the kernel's queue.
+//! work, the next one waits in the kernel's queue. A TLS handshake is waiting for the client, and ends after [`HANDSHAKE`].
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -28,24 +29,43 @@ use rustix::net::sockopt::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
+use tokio_rustls::TlsAcceptor;
+
+use crate::certificate;
 
 /// Connections at a time.
 pub(crate) const CONNECTIONS: usize = 128;
 /// A request's head comes within this time, also the next one of a connection that is kept.
 pub(crate) const HEAD: Duration = Duration::from_secs(30);
 
+/// A TLS handshake is done within this time.
+const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Every client has this time, however many others come.
 const GRACE: Duration = Duration::from_millis(200);
 
+/// Who is at the other end; every request has it among its extensions.
+#[derive(Debug, Clone)]
+pub(crate) struct Peer {
+    pub(crate) address: SocketAddr,
+    /// The name in its certificate, which was verified.
+    pub(crate) certificate: Option<String>,
+}
+
 /// Serves until the process ends; `head` and `most` are [`HEAD`] and [`CONNECTIONS`].
-pub(crate) async fn serve(listener: TcpListener, routes: Router, head: Duration, most: usize) {
+pub(crate) async fn serve(
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    routes: Router,
+    head: Duration,
+    most: usize,
+) {
     let table = Arc::new(Table::default());
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(head);
     loop {
         table.room(most).await;
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 log::warn!("no connection can be accepted: {error}");
                 tokio::time::sleep(Duration::from_secs(1)).await;
@@ -54,29 +74,68 @@ pub(crate) async fn serve(listener: TcpListener, routes: Router, head: Duration,
         };
         keep_alive(&stream);
         let held = table.enter();
-        let slot = Arc::clone(&held.slot);
-        let routes = TowerToHyperService::new(routes.clone());
-        let service = service_fn({
-            let slot = Arc::clone(&slot);
-            move |request: Request<Incoming>| {
-                let working = Working::new(&slot);
-                let answer = routes.call(request);
-                async move {
-                    let Ok(response) = answer.await;
-                    Ok::<_, Infallible>(response.map(|body| Answer { body, working }))
-                }
-            }
-        });
-        let stream = TokioIo::new(Connection { stream, slot });
-        let connection = http.serve_connection(stream, service);
+        let (http, routes, tls) = (http.clone(), routes.clone(), tls.clone());
         tokio::spawn(async move {
+            let slot = Arc::clone(&held.slot);
+            let connection = Connection { stream, slot };
             tokio::select! {
-                // What a client breaks off is its own affair.
-                _ = connection => {}
+                () = speak(http, connection, address, tls, routes) => {}
                 () = held.slot.cut.notified() => {}
             }
         });
     }
+}
+
+/// Serves one connection. What a client breaks off is its own affair.
+async fn speak(
+    http: http1::Builder,
+    connection: Connection,
+    address: SocketAddr,
+    tls: Option<TlsAcceptor>,
+    routes: Router,
+) {
+    let slot = Arc::clone(&connection.slot);
+    let mut peer = Peer {
+        address,
+        certificate: None,
+    };
+    let Some(tls) = tls else {
+        let _ = http
+            .serve_connection(TokioIo::new(connection), service(slot, peer, routes))
+            .await;
+        return;
+    };
+    let stream = match tokio::time::timeout(HANDSHAKE, tls.accept(connection)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return log::info!("{}: no TLS: {error}", address.ip()),
+        Err(_) => return log::info!("{}: no TLS within {HANDSHAKE:?}", address.ip()),
+    };
+    let certificates = stream.get_ref().1.peer_certificates();
+    peer.certificate = certificates
+        .and_then(|all| all.first())
+        .map(|it| certificate::name(it));
+    let _ = http
+        .serve_connection(TokioIo::new(stream), service(slot, peer, routes))
+        .await;
+}
+
+/// What answers the requests of a connection.
+fn service(
+    slot: Arc<Connected>,
+    peer: Peer,
+    routes: Router,
+) -> impl Service<Request<Incoming>, Response = hyper::Response<Answer>, Error = Infallible, Future: Send>
+{
+    let routes = TowerToHyperService::new(routes);
+    service_fn(move |mut request: Request<Incoming>| {
+        let working = Working::new(&slot);
+        request.extensions_mut().insert(peer.clone());
+        let answer = routes.call(request);
+        async move {
+            let Ok(response) = answer.await;
+            Ok::<_, Infallible>(response.map(|body| Answer { body, working }))
+        }
+    })
 }
 
 /// All connections, by number.
@@ -311,7 +370,7 @@ mod tests {
                 let routes = Router::new()
                     .route("/", get(async || "the page"))
                     .route("/large", get(async || vec![7_u8; 64 << 20]));
-                serve(listener, routes, head, most).await;
+                serve(listener, None, routes, head, most).await;
             });
         });
         address

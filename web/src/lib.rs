@@ -2,7 +2,9 @@
 //! download, and what the daemon does now; and vnplug-metrics, the daemon's counters for Prometheus.
 //!
 //! ```text
-//! browser ── server (Host, headers, limits) ── api ──┬── table ── segment: chunks of a file ── .vnx
+//! connections: limits, TLS ── server: Host, headers, gate (who asks)
+//!
+//! browser ── server ──────────────────────────── api ──┬── table ── segment: chunks of a file ── .vnx
 //!                                                    │      └── losses ── state: NAME.state
 //!                                                    ├── timeline (bins, gaps) ── JSON, or a picture
 //!                                                    ├── download ── vnplug_store::extract
@@ -17,20 +19,25 @@
 mod api;
 mod ask;
 mod bins;
+mod certificate;
 mod connections;
 mod download;
+mod gate;
 mod live;
 mod losses;
 mod metrics;
 mod page;
 mod picture;
 mod save;
+mod secret;
 mod segment;
 mod server;
 mod state;
 mod table;
 mod text;
 mod timeline;
+mod tls;
+mod users;
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -42,9 +49,11 @@ use clap::Parser;
 use vnplug::DEFAULT_SOCKET;
 use vnplug_store::extract::{captures, raise_open_files};
 
+use crate::gate::Gate;
 use crate::server::Settings;
 use crate::table::Table;
 use crate::text::escape;
+use crate::users::Users;
 
 /// Shows in the browser what the daemon does now, and recordings: a timeline, a filter, and the packets as a file
 #[derive(Debug, Parser)]
@@ -58,6 +67,8 @@ Examples:
   vnplug web /data/rec
   vnplug web /disk1/rec /disk2/rec --listen 127.0.0.1:9000
   vnplug web /data/rec --svg timeline.svg
+  vnplug web /data/rec --listen 10.0.0.5:8470 --tls-cert web.pem --tls-key web.key --tokens tokens
+  vnplug-web --new-token alice
 
 From another machine: ssh -L 8470:127.0.0.1:8470 HOST, then http://localhost:8470/ in the browser."
 )]
@@ -68,9 +79,21 @@ struct Arguments {
     /// Address and port to listen on; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8470")]
     listen: SocketAddr,
-    /// Allow an address that other machines reach; there is no password
-    #[arg(long)]
-    allow_remote: bool,
+    /// Certificate of this server with its chain, PEM: what is shown is shown over TLS alone
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Private key of the certificate, PEM; nobody but its owner and group may read it
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Certificates of the CA that signs clients' certificates: without one nobody is spoken to
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
+    /// Users, one in a line: a name, the SHA-256 of a token, and `recordings` or `live` if that is all they may see
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tokens: Option<PathBuf>,
+    /// Print a new token for a user of this name, and the line for --tokens, and end
+    #[arg(long, value_name = "NAME", exclusive = true)]
+    new_token: Option<String>,
     /// A name by which browsers reach the page, besides addresses and localhost
     #[arg(long, value_name = "NAME")]
     host: Vec<String>,
@@ -86,12 +109,16 @@ pub use metrics::main as metrics;
 
 /// The program vnplug-web.
 pub fn page() -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::new().filter_or("VNPLUG_LOG", "warn")).init();
+    env_logger::Builder::from_env(
+        env_logger::Env::new().filter_or("VNPLUG_LOG", "warn,access=info"),
+    )
+    .init();
     raise_open_files();
     let arguments = Arguments::parse();
-    let done = match &arguments.svg {
-        Some(file) => picture(&arguments.places, file),
-        None => serve(arguments),
+    let done = match (&arguments.svg, &arguments.new_token) {
+        (_, Some(name)) => new_token(name),
+        (Some(file), _) => picture(&arguments.places, file),
+        _ => serve(arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -104,19 +131,23 @@ pub fn page() -> ExitCode {
 
 fn serve(arguments: Arguments) -> Result<(), String> {
     let remote = !arguments.listen.ip().is_loopback();
-    if remote && !arguments.allow_remote {
+    let is_closed = arguments.tokens.is_some() || arguments.tls_client_ca.is_some();
+    if remote && !is_closed {
         return Err(format!(
-            "{}: other machines reach this address, and there is no password: anyone who connects can read \
-             the recordings. Listen on 127.0.0.1 and use `ssh -L`, or say --allow-remote",
+            "{}: other machines reach this address, and whoever connects would see everything. Say who may: --tokens or \
+             --tls-client-ca, with --tls-cert and --tls-key. Or listen on 127.0.0.1 and use `ssh -L`",
             arguments.listen
         ));
     }
-    if remote {
-        note(
-            "vnplug-web",
-            "anyone who reaches this address can read the recordings: there is no password",
-        );
-    }
+    let tls = match (&arguments.tls_cert, &arguments.tls_key) {
+        (Some(certificate), Some(key)) => Some(tls::config(
+            certificate,
+            key,
+            arguments.tls_client_ca.as_deref(),
+        )?),
+        _ => None,
+    };
+    let users = arguments.tokens.as_deref().map(Users::read).transpose()?;
     if let [(place, error), ..] = &captures(&arguments.places).1[..] {
         return Err(format!("{}: {error}", place.display()));
     }
@@ -126,8 +157,23 @@ fn serve(arguments: Arguments) -> Result<(), String> {
         socket: arguments.socket,
         names: arguments.host,
         remote,
+        tls,
+        gate: Gate::new(users),
     })
     .map_err(|error| format!("{}: {error}", arguments.listen))
+}
+
+/// The token goes to stdout alone, where it can be piped; the rest is for people.
+fn new_token(name: &str) -> Result<(), String> {
+    let (token, line) = users::new_token(name)?;
+    writeln!(io::stdout(), "{token}").map_err(|error| error.to_string())?;
+    note(
+        "vnplug-web",
+        "this is the token, which is nowhere else; for the file of --tokens:",
+    );
+    // As it is, to be copied.
+    let _ = writeln!(io::stderr(), "{line}");
+    Ok(())
 }
 
 fn picture(places: &[PathBuf], file: &Path) -> Result<(), String> {

@@ -1,7 +1,7 @@
 //! The HTTP server: who may ask, what every answer says to the browser, and how many ask at once.
 //!
-//! There is no password, so what protects the recordings from the web pages that a user visits is
-//! checked here, for every request:
+//! What protects the recordings from the web pages that a user visits is checked here, for every request, before
+//! [`gate`](crate::gate) asks who it is:
 //!
 //! - `Host` is an address or `localhost`, or a name that the operator gave: a page whose name was made
 //!   to point to this address (DNS rebinding) is refused.
@@ -19,16 +19,20 @@ use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::extract::{Request, State};
+use axum::http::Method;
 use axum::http::header::{self, HeaderName, HeaderValue};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
 
 use crate::api::{self, Refusal};
 use crate::ask::Asked;
 use crate::connections::{self, CONNECTIONS, HEAD};
+use crate::gate::{Access, Gate, USER};
 use crate::table::Table;
 use crate::{download, live, page};
 
@@ -43,6 +47,8 @@ pub(crate) struct Settings {
     pub(crate) names: Vec<String>,
     /// `Host` may be any address, and not only one of this machine's own.
     pub(crate) remote: bool,
+    pub(crate) tls: Option<Arc<ServerConfig>>,
+    pub(crate) gate: Gate,
 }
 
 /// What all requests share.
@@ -61,6 +67,7 @@ pub(crate) struct Site {
     pub(crate) damage: Mutex<BTreeMap<PathBuf, String>>,
     names: Vec<String>,
     remote: bool,
+    gate: Gate,
 }
 
 /// Serves until the process ends.
@@ -76,9 +83,13 @@ pub(crate) fn run(settings: Settings) -> io::Result<()> {
     runtime.block_on(async {
         let listener = TcpListener::bind(settings.listen).await?;
         let address = listener.local_addr()?;
+        let (tls, scheme) = match &settings.tls {
+            Some(tls) => (Some(TlsAcceptor::from(Arc::clone(tls))), "https"),
+            None => (None, "http"),
+        };
         // Whoever closed stdout does not want to know.
-        let _ = writeln!(io::stdout(), "vnplug-web: http://{address}/");
-        connections::serve(listener, routes(settings), HEAD, CONNECTIONS).await;
+        let _ = writeln!(io::stdout(), "vnplug-web: {scheme}://{address}/");
+        connections::serve(listener, tls, routes(settings), HEAD, CONNECTIONS).await;
         Ok(())
     })
 }
@@ -94,6 +105,7 @@ fn routes(settings: Settings) -> Router {
         damage: Mutex::default(),
         names: settings.names,
         remote: settings.remote,
+        gate: settings.gate,
     });
     Router::new()
         .route("/", get(page::index))
@@ -109,11 +121,28 @@ fn routes(settings: Settings) -> Router {
         .with_state(shared)
 }
 
-async fn guard(State(shared): State<Arc<Site>>, request: Request, next: Next) -> Response {
-    let mut response = match objection(&shared.names, shared.remote, &request) {
-        Some(refusal) => refusal.into_response(),
-        None => next.run(request).await,
+async fn guard(State(shared): State<Arc<Site>>, mut request: Request, next: Next) -> Response {
+    let mut access = Access::of(&request);
+    let objection = objection(&shared.names, shared.remote, &request);
+    let entered = match objection {
+        Some(refusal) => Err(Box::new(refusal.into_response())),
+        None => shared.gate.enter(&request, &mut access),
     };
+    let mut response = match entered {
+        Err(response) => *response,
+        Ok(user) => {
+            let name = HeaderValue::from_str(&user.name);
+            request.extensions_mut().insert(user);
+            let mut response = next.run(request).await;
+            if let Ok(name) = name
+                && shared.gate.has_tokens()
+            {
+                response.headers_mut().insert(USER, name);
+            }
+            response
+        }
+    };
+    shared.gate.note(&access, response.status());
     add_headers(&mut response);
     response
 }
@@ -138,7 +167,7 @@ pub(crate) fn objection(names: &[String], remote: bool, request: &Request) -> Op
     let site = header(HeaderName::from_static("sec-fetch-site"));
     let foreign = site.is_some_and(|site| !matches!(site, "same-origin" | "none"));
     // A link to the page is welcome, from wherever.
-    let is_api = request.uri().path().starts_with("/api/");
+    let is_api = request.uri().path().starts_with("/api/") || request.method() != Method::GET;
     (foreign && is_api).then(|| Refusal::forbidden("another site's page must not ask for this"))
 }
 

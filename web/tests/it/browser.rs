@@ -72,6 +72,7 @@ impl Browser {
         }
         let wanted = json!({ "capabilities": { "alwaysMatch": {
             "browserName": "chrome",
+            "acceptInsecureCerts": true,
             "goog:chromeOptions": { "args": arguments, "prefs": {
                 "download.default_directory": browser.downloads.0,
                 "download.prompt_for_download": false,

@@ -331,7 +331,7 @@ fn a_damaged_file_is_told_and_the_others_are_shown() {
 }
 
 #[test]
-fn other_machines_are_not_served_unless_it_is_said() {
+fn other_machines_are_not_served_without_users() {
     let place = TestDir::new("web");
     let run = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vnplug-web"));
@@ -344,7 +344,7 @@ fn other_machines_are_not_served_unless_it_is_said() {
     let (code, said) = run(&["--listen", "0.0.0.0:0"]);
     assert_eq!(code, Some(1));
     assert!(
-        said.contains("--allow-remote") && said.contains("ssh -L"),
+        said.contains("--tokens") && said.contains("ssh -L"),
         "{said}"
     );
     let missing = place.0.join("missing");

@@ -20,3 +20,5 @@ mod page;
 mod picture;
 #[cfg(test)]
 mod support;
+#[cfg(test)]
+mod users;
