@@ -193,12 +193,8 @@ fn names_are_judged_and_then_asked_of_the_server_on_the_wire() {
     daemon.audit();
 }
 
-#[test]
-fn a_client_of_tls_names_the_server_that_was_allowed_and_no_other_at_the_same_address() {
-    let lab = Lab::new().unwrap();
-    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
-    let station = greeter(&lab, &daemon);
-    let _server = name_server(&lab, &station);
+/// A server of TLS on the station, which takes any name.
+fn tls_server(lab: &Lab, station: &Station) -> Running {
     let file = |name: &str| lab.dir().join(name).display().to_string();
     let (key, certificate) = (file("key.pem"), file("certificate.pem"));
     let make = Command::new("openssl")
@@ -211,11 +207,22 @@ fn a_client_of_tls_names_the_server_that_was_allowed_and_no_other_at_the_same_ad
     server
         .args(["s_server", "-accept", "203.0.113.2:443", "-www", "-quiet"])
         .args(["-key", &key, "-cert", &certificate]);
-    let _tls = Running::start(server, &lab, "openssl").unwrap();
+    let running = Running::start(server, lab, "openssl").unwrap();
     let listens = || station.netns.exec(&["ss", "-lnt"]).unwrap();
     eventually("the server is there", || {
         listens().contains("203.0.113.2:443")
     });
+    running
+}
+
+#[test]
+fn a_client_of_tls_names_the_server_that_was_allowed_and_no_other_at_the_same_address() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let station = greeter(&lab, &daemon);
+    let _server = name_server(&lab, &station);
+    let _tls = tls_server(&lab, &station);
+    let file = |name: &str| lab.dir().join(name).display().to_string();
     let rules = file("rules.toml");
     let allow = "default = 'deny'\n[[rule]]\nsay = 'allow'\nto = ['shop.test', 'bank.test']\n";
     std::fs::write(&rules, allow).unwrap();
@@ -239,6 +246,50 @@ fn a_client_of_tls_names_the_server_that_was_allowed_and_no_other_at_the_same_ad
     ] {
         let (passed, text) = fetched(more, url, by);
         assert_eq!(passed, passes, "{url} {more}: {text}");
+        assert_eq!(
+            text.contains("no rule allows evil.test at"),
+            !passes,
+            "{text}"
+        );
+    }
+    daemon.audit();
+}
+
+#[test]
+fn a_connection_by_name_says_that_name_though_another_one_is_by_number() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let station = greeter(&lab, &daemon);
+    let _server = name_server(&lab, &station);
+    let _tls = tls_server(&lab, &station);
+    let rules = lab.dir().join("rules.toml");
+    let allow = "default = 'deny'\n[[rule]]\nsay = 'allow'\nto = 'shop.test'\n\
+                 [[rule]]\nsay = 'allow'\nprogram = '**/bash'\nto = '203.0.113.2'\n";
+    std::fs::write(&rules, allow).unwrap();
+    let rules = rules.display().to_string();
+    let script = "import socket, ssl, subprocess, sys\n\
+        mine = socket.create_connection(('shop.test', 443), 3)\n\
+        command = 'exec 3<>/dev/tcp/203.0.113.2/443 && echo it connected'\n\
+        print(subprocess.run(['bash', '-c', command], capture_output=True).stdout)\n\
+        tls = ssl.create_default_context()\n\
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE\n\
+        try:\n\
+        \x20   tls.wrap_socket(mine, server_hostname=sys.argv[1])\n\
+        \x20   print('it answered')\n\
+        except OSError as error:\n\
+        \x20   print(error)\n";
+    for (more, name, passes) in [
+        ("", "shop.test", true),
+        // The control: it is the fence that stops it.
+        (",fence=off", "evil.test", true),
+        ("", "evil.test", false),
+    ] {
+        let wire = format!("{WIRE},dns=203.0.113.2{more}");
+        let options = ["--net", &wire, "--profile", &rules, "--ask", "none"];
+        let mut command = sandbox(&daemon, &options, &["python3", "-c", script, name]);
+        let text = said(&command.output().unwrap());
+        assert!(text.contains("it connected"), "by number: {text}");
+        assert_eq!(text.contains("it answered"), passes, "{name}{more}: {text}");
         assert_eq!(
             text.contains("no rule allows evil.test at"),
             !passes,
