@@ -43,9 +43,10 @@ impl State {
         // Of a segment in parts what follows its head is not known.
         let segment = segment.map(|it| if packet.more { it.head() } else { it });
         if let (TCP, Some((port, own))) = (packet.protocol, packet.ports()) {
-            let peer = SocketAddr::new(from, port);
-            let own = SocketAddr::new(packet.to, own);
-            if !self.served.received(peer, own, segment, Instant::now()) {
+            let now = Instant::now();
+            let is_ours = self.ours.lives(&((Transport::Tcp, from, port), own), now);
+            let (peer, own) = (SocketAddr::new(from, port), SocketAddr::new(packet.to, own));
+            if !is_ours && !self.served.received(peer, own, segment, now) {
                 return Fate::Denied((Transport::Tcp, from, port));
             }
         }

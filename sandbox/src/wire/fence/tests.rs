@@ -227,6 +227,32 @@ fn what_is_in_parts_has_no_name_and_none_of_it_leaves() {
 }
 
 #[test]
+fn a_socket_of_our_own_and_who_comes_speak_with_a_peer_that_was_allowed_by_name() {
+    let shared = Arc::new(fence());
+    let fence: &Fence = &shared;
+    let names = Some(vec![Name::new("a.org").unwrap()]);
+    drop(shared.connects(at(PEER, 53), names));
+    let segment = |flags: u8, from, to, data: &[u8]| {
+        let mut body = ports(from, to);
+        (body[12], body[13]) = (0x50, flags);
+        [&body[..], data].concat()
+    };
+    let speaks =
+        |own, flags, data: &[u8]| fence.leaves(&out(TCP, PEER, &segment(flags, own, 53, data)));
+    let hears = |own, flags| fence.enters(&back(TCP, PEER, &segment(flags, 53, own, &[])));
+    let (syn, ack, words) = (2, 0x10, b"words");
+    fence.permit_port(Transport::Tcp, at(PEER, 53), 2053);
+    assert!(speaks(2053, syn, &[]) && hears(2053, syn | ack) && speaks(2053, ack, words));
+    // Who comes from there to a port that listens.
+    fence.listen(Transport::Tcp, 80);
+    assert!(hears(80, syn) && speaks(80, syn | ack, &[]) && speaks(80, ack, words));
+    // The control: one that no call has begun.
+    fence.permit(Transport::Tcp, at(PEER, 53));
+    assert!(speaks(2054, syn, &[]) && hears(2054, syn | ack) && !speaks(2054, ack, words));
+    closes(fence);
+}
+
+#[test]
 fn a_call_that_ends_untold_has_made_no_connection() {
     let fence = Arc::new(fence());
     let names = || Some(vec![Name::new("a.org").unwrap()]);
