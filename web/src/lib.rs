@@ -68,7 +68,7 @@ Examples:
   vnplug web /disk1/rec /disk2/rec --listen 127.0.0.1:9000
   vnplug web /data/rec --svg timeline.svg
   vnplug web /data/rec --listen 10.0.0.5:8470 --tls-cert web.pem --tls-key web.key --tokens tokens
-  vnplug-web --new-token alice
+  vnplug web --new-token alice
 
 From another machine: ssh -L 8470:127.0.0.1:8470 HOST, then http://localhost:8470/ in the browser."
 )]
@@ -92,7 +92,8 @@ struct Arguments {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tokens: Option<PathBuf>,
     /// Print a new token for a user of this name, and the line for --tokens, and end
-    #[arg(long, value_name = "NAME", exclusive = true)]
+    // NB: not `exclusive`: `vnplug web` gives the socket by a variable, which counts.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["places", "svg", "tokens"])]
     new_token: Option<String>,
     /// A name by which browsers reach the page, besides addresses and localhost
     #[arg(long, value_name = "NAME")]

@@ -63,6 +63,8 @@ impl Team {
             [("alice", ""), ("wall", " live"), ("disk", " recordings")].map(|(name, scope)| {
                 let output = Command::new(WEB)
                     .args(["--new-token", name])
+                    // As `vnplug web` runs it.
+                    .env("VNPLUG_SOCKET", "/nowhere")
                     .output()
                     .unwrap();
                 let said = String::from_utf8(output.stderr).unwrap();
