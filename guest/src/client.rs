@@ -280,6 +280,24 @@ impl Client {
         done(&self.connection.exchange(&request, None)?)
     }
 
+    /// Closes a virtual machine's ports and has none opened until it is let go, or attached again. It stays
+    /// known, and what it is to be plugged with comes back. `owner` is as in
+    /// [`detach_own_vm`](Self::detach_own_vm).
+    ///
+    /// # Errors
+    /// Those of any request; agents refuse it.
+    pub fn hold_vm(&mut self, name: &str, owner: u64, held: bool) -> Result<VmReady, Error> {
+        let request = Message::HoldVm {
+            name: name.into(),
+            owner,
+            held,
+        };
+        match self.connection.exchange(&request, None)? {
+            Message::VmReady(ready) => Ok(ready),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Hands the daemon the control channel of a virtual machine that was attached over this
     /// connection: one end of a socket pair whose other end is the guest's tty (User-mode Linux).
     ///

@@ -100,7 +100,12 @@ impl Agent {
                 self.relay(app, id, &request)
             }
             Message::Backend(said) if greeted => self.say_to_back_end(app, id, said),
-            Message::AttachVm(_) | Message::DetachVm { .. } | Message::Adopt { .. } if greeted => {
+            Message::AttachVm(_)
+            | Message::DetachVm { .. }
+            | Message::HoldVm { .. }
+            | Message::Adopt { .. }
+                if greeted =>
+            {
                 let text = "only on the host: a guest may not attach virtual machines";
                 self.refuse(app, id, code::DENIED, text)
             }

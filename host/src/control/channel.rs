@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
-use vnplug_ring::control::{Message, VmSpec, code};
+use vnplug_ring::control::{Message, VmReady, VmSpec, code};
 
 use super::Control;
 use super::groups::name_sources;
@@ -16,6 +16,9 @@ use crate::vm::{Committed, Vm, VmPlan};
 use vnplug_os::closer::PeerFd;
 use vnplug_os::event;
 use vnplug_os::peer_log;
+
+/// Why a VM that is held has no ports.
+pub(super) const MOVES: &str = "the machine moves";
 
 /// What becomes of an attach.
 pub(super) enum Attaching {
@@ -130,6 +133,45 @@ impl Control {
         }
         self.vms.must_obey(name, owner)?;
         self.detach_vm(name)
+    }
+
+    /// Closes the ports of a VM and has none opened, or ends that. It stays known. Who has its ports is told, and
+    /// what it maps of the pool is not free before it says so.
+    pub(super) fn hold_vm(
+        &mut self,
+        token: u64,
+        (name, owner): (&str, u64),
+        held: bool,
+    ) -> Result<VmReady, Refusal> {
+        let Some(vm) = self.vms.served.get_mut(name) else {
+            let what = format!("no VM {name:?} is attached");
+            return Err(Refusal::new(code::NOT_FOUND, what));
+        };
+        if owner != 0 && vm.owner() != owner {
+            let what = format!("VM {name:?} was attached by another machine");
+            return Err(Refusal::new(code::EXISTS, what));
+        }
+        let ready = vm.ready(&self.vms.dirs.state);
+        let word = if held { "held" } else { "let go" };
+        log::info!(target: "vm", "VM {name:?} is {word}");
+        if !held {
+            vm.held = None;
+            return Ok(ready);
+        }
+        let read = vm.held.get_or_insert_default();
+        let viewer = Peer::Vm(name.to_owned());
+        let mut over = Vec::new();
+        for (port, source) in self.hub.read_by(&viewer) {
+            over.push((port, viewer.clone()));
+            read.insert(source.to_owned());
+        }
+        for (port, _) in &over {
+            vm.places.linger(self.hub.places_of(*port));
+        }
+        // Closed first: who is told before still reads, and then leaves what comes last.
+        self.close_soon(&viewer, over.iter().map(|(port, _)| *port).collect());
+        self.tell_gone(token, &over, MOVES);
+        Ok(ready)
     }
 
     /// Serves a VM from now on.

@@ -4,10 +4,10 @@ use std::collections::HashSet;
 
 use vnplug_ring::control::program::MAX_VALUES;
 use vnplug_ring::control::wire::{Header, Malformed};
-use vnplug_ring::control::{Message, Programs, Role, VERSION, code};
+use vnplug_ring::control::{Backend, Message, Programs, Role, VERSION, code};
 
 use super::Control;
-use super::channel::Attaching;
+use super::channel::{Attaching, MOVES};
 use super::session::Over;
 use super::waiting::{Then, Whom};
 use crate::hub::policy::Sight;
@@ -68,13 +68,20 @@ impl Control {
             Message::AppGone | Message::Kick(_) | Message::Release(_) if session.channel => {
                 self.of_channel(whom, &viewer, message, frame)
             }
-            Message::AttachVm(_) | Message::DetachVm { .. } | Message::Adopt { .. } => {
-                self.of_operator(whom, &viewer, message)
-            }
+            Message::AttachVm(_)
+            | Message::DetachVm { .. }
+            | Message::HoldVm { .. }
+            | Message::Adopt { .. } => self.of_operator(whom, &viewer, message),
             Message::Switch(request) => self.of_switch(whom, &viewer, &request),
             Message::Revoke(revoke) => self.of_revoke(whom, &viewer, &revoke),
             Message::Grants(request) => self.of_grants(whom, &viewer, request),
             Message::Sources(request) => self.of_sources(whom, &viewer, request),
+            Message::Open(_) | Message::Backend(Backend::Connect(_))
+                if self.vms.is_held(&viewer) =>
+            {
+                let refusal = Refusal::new(code::UNAVAILABLE, MOVES);
+                self.sessions.answer(whom, Err(refusal))
+            }
             Message::Backend(said) => self.of_backends(whom, &viewer, said),
             Message::Grow(said) => self.of_growth(whom, &viewer, said),
             Message::Programs(Programs::Change(change)) => {
@@ -214,6 +221,11 @@ impl Control {
             Message::DetachVm { name, owner } => {
                 let result = self.detach_own_vm(&name, owner);
                 self.done_if(whom, result)
+            }
+            Message::HoldVm { name, owner, held } => {
+                let ready = self.hold_vm(whom.token, (&name, owner), held);
+                let ready = ready.map(|ready| (Message::VmReady(ready), Vec::new()));
+                self.sessions.answer(whom, ready)
             }
             Message::Adopt { name } => {
                 let session = self.sessions.get_mut(whom.token);

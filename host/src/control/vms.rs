@@ -68,6 +68,11 @@ impl Vms {
         }
     }
 
+    /// Whether this viewer is a VM that is held: nothing is opened for it.
+    pub(super) fn is_held(&self, viewer: &Peer) -> bool {
+        self.of(viewer).is_some_and(|vm| vm.held.is_some())
+    }
+
     /// What a VM was granted when it was attached.
     pub(super) fn grants(&self, viewer: &Peer) -> Vec<Grant> {
         self.of(viewer).map(Vm::grants).unwrap_or_default()
@@ -226,6 +231,7 @@ impl Vms {
 
 fn counted(vm: &Vm, session: Option<&Session>, (devices, grown): (usize, u64)) -> Counted {
     let state = match session {
+        _ if vm.held.is_some() => "held",
         Some(session) if session.greeted => "ready",
         Some(_) => "connected",
         None => "waiting",
@@ -246,13 +252,18 @@ fn counted(vm: &Vm, session: Option<&Session>, (devices, grown): (usize, u64)) -
             ("doorbell_from_guest".into(), from_guest),
         ]);
     }
+    let mut labels = vec![
+        ("kind".into(), vm.kind().into()),
+        ("state".into(), state.into()),
+    ];
+    if let Some(read) = &vm.held {
+        let read: Vec<&str> = read.iter().map(String::as_str).collect();
+        labels.push(("read".into(), read.join(" ")));
+    }
     Counted {
         kind: "vm".into(),
         name: vm.name().to_owned(),
-        labels: vec![
-            ("kind".into(), vm.kind().into()),
-            ("state".into(), state.into()),
-        ],
+        labels,
         values,
     }
 }

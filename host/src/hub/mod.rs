@@ -336,6 +336,12 @@ impl Hub {
         &self.sources
     }
 
+    /// The ports of an owner, and the sources that they read.
+    pub(crate) fn read_by(&self, owner: &Peer) -> impl Iterator<Item = (u32, &str)> {
+        let own = self.ports_of(owner);
+        own.map(|(port, it)| (port, self.sources[it.source].name.as_str()))
+    }
+
     /// The ports.
     pub fn ports(&self) -> &BTreeMap<u32, PortRecord> {
         &self.ports

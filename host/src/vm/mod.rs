@@ -12,7 +12,7 @@ pub(crate) mod doorbell;
 mod plan;
 pub(crate) mod record;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -46,6 +46,8 @@ pub(crate) struct Vm {
     pub(crate) pool_id: u64,
     pub(crate) places: Places,
     pub(crate) listener: PeerFd,
+    /// No port is opened for it, for it moves: its memory is being unplugged. What its ports read until then.
+    pub(crate) held: Option<BTreeSet<String>>,
     /// Token of the connection that is its control channel.
     pub(crate) channel: Option<u64>,
     pub(crate) bells: HashMap<u32, VmBell>,
@@ -153,6 +155,7 @@ impl Vm {
             watch,
             pool_id: header.id,
             listener,
+            held: None,
             channel: None,
             bells: HashMap::new(),
             board: None,
@@ -279,6 +282,7 @@ impl Vm {
             .save(state)
             .map_err(|error| Refusal::new(code::INTERNAL, error.to_string()))?;
         self.record = record;
+        self.held = None;
         Ok(())
     }
 

@@ -168,7 +168,7 @@ pub enum Message {
     Release(Vec<RingPlace>),
     /// Operators: make a VM known.
     AttachVm(VmSpec),
-    /// The answer to AttachVm.
+    /// The answer to AttachVm and HoldVm.
     VmReady(VmReady),
     /// Operators: forget a VM, close its ports.
     DetachVm {
@@ -176,6 +176,16 @@ pub enum Message {
         name: String,
         /// Only if it is still this owner's ([`VmSpec::owner`]); 0 = anyone's.
         owner: u64,
+    },
+    /// Operators: close a VM's ports and open none until it is let go, or attached again: its applications
+    /// let go of its memory, which is to be unplugged for a while. Answered with VmReady.
+    HoldVm {
+        /// The VM.
+        name: String,
+        /// As in DetachVm.
+        owner: u64,
+        /// Held, or let go.
+        held: bool,
     },
     /// Operators: the descriptor sent along is the control channel of this VM (User-mode Linux).
     Adopt {
@@ -249,6 +259,7 @@ impl Message {
             Self::Revoke(_) => 48,
             Self::Grants(_) => 49,
             Self::Sources(_) => 50,
+            Self::HoldVm { .. } => 51,
             Self::Backend(it) => it.kind(),
             Self::Grow(it) => it.kind(),
             Self::Programs(it) => it.kind(),
@@ -361,6 +372,11 @@ impl Message {
                 w.u64(*owner);
             }
             Self::Adopt { name } => w.text(name),
+            Self::HoldVm { name, owner, held } => {
+                w.text(name);
+                w.u64(*owner);
+                w.u8(u8::from(*held));
+            }
             Self::Ack { bytes } => w.u32(*bytes),
             Self::Switch(request) => request.write(w),
             Self::Direct(direct) => direct.write(w),
@@ -478,6 +494,11 @@ impl Message {
             48 => Self::Revoke(Revoke::read(r)?),
             49 => Self::Grants(GrantRequest::read(r)?),
             50 => Self::Sources(SourceRequest::read(r)?),
+            51 => Self::HoldVm {
+                name: r.text("name")?,
+                owner: r.u64("owner")?,
+                held: r.flag("held")?,
+            },
             kind if Backend::has(kind) => Self::Backend(Backend::read(kind, r)?),
             kind if Grow::has(kind) => Self::Grow(Grow::read(kind, r)?),
             kind if Programs::has(kind) => Self::Programs(Programs::read(kind, r)?),

@@ -213,6 +213,11 @@ fn every_message() -> Vec<Message> {
             name: "probe".into(),
             owner: 77,
         },
+        Message::HoldVm {
+            name: "probe".into(),
+            owner: 77,
+            held: true,
+        },
         Message::Ack { bytes: 77 },
         Message::Adopt {
             name: "probe".into(),
