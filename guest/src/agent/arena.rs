@@ -59,7 +59,7 @@ fn find_device(
         if Identity::of(&device).is_some_and(|it| handed.0.contains(&it)) {
             return None;
         }
-        room::make(&bus, &device);
+        room::make(&bus, &device, room::PATIENCE);
         if let Err(error) = fs::write(device.join("enable"), "1") {
             log::debug!("{}: cannot enable: {error}", device.display());
         }

@@ -111,7 +111,11 @@ fn search_pools(root: &Path) -> Vec<Pool> {
     let bus = root.join("sys/bus/pci");
     for device in entries(&bus.join("devices")) {
         if is_ivshmem(&device) {
-            room::make(&bus, &device);
+            room::make(&bus, &device, room::PATIENCE);
+            if !device.join("resource2").exists() {
+                // No place yet, or none at all.
+                continue;
+            }
             // Resources of a device that no driver has enabled cannot be mapped.
             if let Err(error) = fs::write(device.join("enable"), "1") {
                 log::debug!("{}: cannot enable: {error}", device.display());

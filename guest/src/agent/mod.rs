@@ -12,8 +12,8 @@
 //!
 //! | phase     | meaning                                   | next step                             |
 //! |-----------|-------------------------------------------|---------------------------------------|
-//! | Searching | no device, or no channel                  | look again every 300 ms (hot-plug)    |
-//! | Silent    | the channel's other end is not connected  | look again every 300 ms               |
+//! | Searching | no device, or no channel                  | look again at news, or after 300 ms   |
+//! | Silent    | the channel's other end is not connected  | look again every 10 ms, then 300 ms   |
 //! | Greeting  | Hello was said                            | say it again after 500 ms, then 2 s   |
 //! | Up        | Welcome, and its pool is our memory       | ask every 5 s; twice no answer: greet |
 //!
@@ -38,6 +38,7 @@ mod find;
 mod phase;
 mod places;
 mod plugged;
+mod plugs;
 mod relay;
 mod room;
 mod serve;

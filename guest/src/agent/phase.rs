@@ -90,6 +90,9 @@ impl Agent {
             Phase::Silent => {
                 if self.channel.as_ref().is_some_and(Channel::is_connected) {
                     self.begin();
+                } else if self.silent_since.elapsed() < SOON {
+                    // A port is found a moment before the kernel knows that its other end is there.
+                    self.tick_in(SOON_SILENT);
                 } else {
                     self.tick_in(SEARCH);
                 }
@@ -138,6 +141,7 @@ impl Agent {
             self.pools[0].header.name
         );
         self.phase = Phase::Silent;
+        self.silent_since = Instant::now();
         self.tick();
     }
 
@@ -212,6 +216,7 @@ impl Agent {
             if let Some(channel) = &mut self.channel {
                 channel.reset();
                 self.phase = Phase::Silent;
+                self.silent_since = Instant::now();
                 self.tick_at = Instant::now() + SEARCH;
                 // A hung-up descriptor is always ready.
                 if let Err(errno) = epoll::delete(&self.epoll, channel.as_fd()) {
@@ -241,6 +246,9 @@ impl Agent {
 
 /// Between looks for the device, and for the host's end of the channel.
 const SEARCH: Duration = Duration::from_millis(300);
+/// Between looks for the host's end at first, and how long that is.
+const SOON_SILENT: Duration = Duration::from_millis(10);
+const SOON: Duration = Duration::from_secs(3);
 /// Before Hello is said again.
 const GREETING: Duration = Duration::from_millis(500);
 /// The same when the host has not answered for long.

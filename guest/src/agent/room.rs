@@ -6,26 +6,33 @@
 //! does when the port itself is removed and found again. So that is what the agent does, once for
 //! each device, and only where the pool is all there is behind the port.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long the kernel may take to give a device that it has just found its addresses.
+pub(super) const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Gives `device`, a shared-memory device under `bus` (`/sys/bus/pci`), room for its BAR 2 if it
-/// has none. Failing is logged; the pool then stays unusable.
-pub(super) fn make(bus: &Path, device: &Path) {
-    /// Devices tried so far, by the number of their directory: another device there is a new one.
-    static TRIED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+/// has none, and had none `patience` ago. Failing is logged; the pool then stays unusable.
+pub(super) fn make(bus: &Path, device: &Path, patience: Duration) {
+    /// When devices were first seen so, by the number of their directory: another device there is a new one. `None`
+    /// once it was tried.
+    static SEEN: Mutex<BTreeMap<u64, Option<Instant>>> = Mutex::new(BTreeMap::new());
     if !lacks_room(device) {
         return;
     }
     let Ok(inode) = fs::metadata(device).map(|meta| meta.ino()) else {
         return;
     };
-    let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
-    if !tried.insert(inode) {
-        return;
+    let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let since = seen.entry(inode).or_insert_with(|| Some(Instant::now()));
+    match since {
+        Some(first) if first.elapsed() >= patience => *since = None,
+        _ => return,
     }
     let name = device.file_name().unwrap_or_default().display();
     let Some(port) = port_of_its_own(device) else {
@@ -116,7 +123,13 @@ mod tests {
             ("neighbour", NO_BAR, true),
         ] {
             let (root, device) = tree(name, bar2, neighbour);
-            make(&root, &device);
+            make(&root, &device, Duration::from_secs(3600));
+            assert!(
+                fs::read(device.parent().unwrap().join("remove"))
+                    .unwrap()
+                    .is_empty()
+            );
+            make(&root, &device, Duration::ZERO);
             assert_eq!(removed(&root), name == "lonely", "{name}");
         }
     }

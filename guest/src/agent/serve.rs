@@ -21,6 +21,7 @@ use super::doorbell::Doorbell;
 use super::find::{Identity, Pool};
 use super::phase::Phase;
 use super::plugged::AwaitedPort;
+use super::plugs;
 use super::relay::{Pending, PortEntry};
 use crate::connection::timespec;
 use crate::error::Error;
@@ -31,11 +32,15 @@ use crate::error::Error;
 pub(super) struct Agent {
     pub(super) config: AgentConfig,
     pub(super) epoll: OwnedFd,
+    /// News of devices, where the kernel tells them.
+    plugs: Option<OwnedFd>,
     pub(super) listener: OwnedFd,
     /// The listener is out of the epoll instance until then, for want of descriptors.
     pub(super) deaf_until: Option<Instant>,
     pub(super) phase: Phase,
     pub(super) tick_at: Instant,
+    /// Since when the channel's other end is not connected.
+    pub(super) silent_since: Instant,
     pub(super) greetings: u32,
     pub(super) channel: Option<Channel>,
     pub(super) channel_id: Option<Identity>,
@@ -81,10 +86,12 @@ impl Agent {
         let agent = Self {
             config,
             epoll,
+            plugs: plugs::listen().ok(),
             listener,
             deaf_until: None,
             phase: Phase::Searching,
             tick_at: Instant::now(),
+            silent_since: Instant::now(),
             greetings: 0,
             channel: None,
             channel_id: None,
@@ -110,6 +117,9 @@ impl Agent {
             shunned: None,
         };
         agent.watch(&agent.listener, LISTENER)?;
+        if let Some(plugs) = &agent.plugs {
+            agent.watch(plugs, PLUGS)?;
+        }
         if let Some(stop) = &agent.config.stop {
             agent.watch(stop, STOP)?;
         }
@@ -152,10 +162,21 @@ impl Agent {
                     CHANNEL => self.hear(),
                     STOP => return Ok(()),
                     DOORBELL => self.give_doorbell_back(),
+                    PLUGS => self.devices_changed(),
                     kick if kick >> 32 == KICK >> 32 => self.kicked(kick as u32),
                     app => self.serve(app as u32, event.flags),
                 }
             }
+        }
+    }
+
+    /// A device came or went, perhaps the host's: whoever waits for it looks at once.
+    fn devices_changed(&mut self) {
+        if let Some(plugs) = &self.plugs {
+            plugs::drain(plugs);
+        }
+        if matches!(self.phase, Phase::Searching | Phase::Silent) {
+            self.tick_at = Instant::now();
         }
     }
 
@@ -245,3 +266,4 @@ const STOP: u64 = 3 << 32;
 pub(super) const DOORBELL: u64 = 4 << 32;
 /// And the port's number.
 const KICK: u64 = 5 << 32;
+const PLUGS: u64 = 6 << 32;

@@ -79,6 +79,8 @@ pub struct Port {
     leaving: Option<Link>,
     phase: Phase,
     backoff: Duration,
+    /// Since when the port is away.
+    away_since: Option<Instant>,
     /// Since when the socket refuses this user, while the port is away.
     refused_since: Option<Instant>,
     /// What an operator took, once that is known.
@@ -176,6 +178,7 @@ impl Port {
             leaving: None,
             phase: Phase::Live,
             backoff: phase::FIRST_BACKOFF,
+            away_since: None,
             refused_since: None,
             revoked: None,
             opened_at: Instant::now(),

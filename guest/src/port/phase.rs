@@ -293,7 +293,13 @@ impl Port {
         };
         self.flagged = false;
         self.watch.set_timer(Some(self.backoff));
-        self.backoff = (self.backoff * 2).min(LAST_BACKOFF);
+        // A machine that moves is back within seconds, and should not be waited for longer than it is away.
+        let since = self.away_since.get_or_insert_with(Instant::now);
+        let most = match since.elapsed() < SOON {
+            true => SOON_BACKOFF,
+            false => LAST_BACKOFF,
+        };
+        self.backoff = (self.backoff * 2).min(most);
     }
 
     fn reopen(&mut self) {
@@ -321,7 +327,10 @@ impl Port {
         // good: a program that gave up its rights after it opened the port must be told.
         let starts = since.is_some_and(|since| since.elapsed() < REFUSED_LIMIT);
         match opened {
-            Ok(()) => self.shared.tally.add_reopened(),
+            Ok(()) => {
+                self.away_since = None;
+                self.shared.tally.add_reopened();
+            }
             Err(error) if error.heals() || starts => self.away(why),
             Err(error) => self.fail(match why {
                 Error::Gone(reason) => Error::Gone(format!("{reason}; reopening: {error}")),
@@ -429,6 +438,9 @@ pub(super) struct Armed {
 pub(super) const FIRST_BACKOFF: Duration = Duration::from_millis(10);
 /// Longest pause before reopening.
 const LAST_BACKOFF: Duration = Duration::from_millis(500);
+/// The same in the beginning, and how long that is.
+const SOON_BACKOFF: Duration = Duration::from_millis(80);
+const SOON: Duration = Duration::from_secs(60);
 /// Longest time that a socket refuses this user because its daemon has just started.
 const REFUSED_LIMIT: Duration = Duration::from_secs(3);
 /// A port that lived so long starts with the first pause again.
