@@ -26,6 +26,13 @@ pub(crate) enum Detach {
     Uml(uml::Detach),
 }
 
+/// Kinds of virtual machine to move.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Migrate {
+    /// A running QEMU, to another QEMU that waits for it
+    Qemu(Box<qemu::Migrate>),
+}
+
 /// Options of every kind.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct VmArgs {
@@ -58,6 +65,13 @@ impl Detach {
             Self::Qemu(detach) => detach.run(connect),
             Self::Uml(detach) => detach.run(connect),
         }
+    }
+}
+
+impl Migrate {
+    pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
+        let Self::Qemu(migrate) = self;
+        migrate.run(connect)
     }
 }
 

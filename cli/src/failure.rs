@@ -73,6 +73,11 @@ impl Failure {
         crate::text::escape(&self.text)
     }
 
+    /// The number of the exit code.
+    pub(crate) fn code(&self) -> u8 {
+        self.code
+    }
+
     /// The exit code.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.code)

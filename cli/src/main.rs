@@ -121,6 +121,9 @@ enum Action {
     /// Unplug the daemon from a virtual machine
     #[command(subcommand)]
     Detach(attach::Detach),
+    /// Move a virtual machine to another host, its applications read on
+    #[command(subcommand)]
+    Migrate(attach::Migrate),
     /// Run a program that may say to the network what rules allow
     Sandbox(Box<sandbox::Sandbox>),
     /// Serve the applications of a guest; runs inside virtual machines
@@ -179,6 +182,7 @@ fn main() -> ExitCode {
         Action::Verify(verify) => verify.run(),
         Action::Attach(attach) => attach.run(connect),
         Action::Detach(detach) => detach.run(connect),
+        Action::Migrate(migrate) => migrate.run(connect),
         Action::Sandbox(sandbox) => sandbox.run(&socket),
         Action::Manual(manual) => manual.run(Arguments::command()),
     };

@@ -27,6 +27,7 @@ fn every_command_has_help_with_an_example() {
         "attach uml",
         "detach qemu",
         "detach uml",
+        "migrate qemu",
     ] {
         let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
         let (code, out, _) = run(vnplug(&socket, &words));

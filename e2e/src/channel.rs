@@ -201,6 +201,13 @@ impl Channel {
         Ok(channel)
     }
 
+    /// As [`new`](Self::new), to the init that another one spoke to: its numbers go on.
+    pub(crate) fn following(other: &Self, stream: UnixStream, console: &Path) -> Result<Arc<Self>> {
+        let channel = Self::new(stream, console)?;
+        channel.state().last_id = other.state().last_id + NUMBERS_APART;
+        Ok(channel)
+    }
+
     /// Waits until init has said that it serves; `false` if it has not within `limit`.
     pub(crate) fn greeted(&self, limit: Duration) -> bool {
         self.wait(0, limit, "boot").is_ok()
@@ -343,6 +350,8 @@ fn parse_reply(line: &str) -> Option<(u64, Reply)> {
     ))
 }
 
+/// More than commands that are sent to the other one meanwhile.
+const NUMBERS_APART: u64 = 10_000;
 const SIGNAL_LIMIT: Duration = Duration::from_secs(60);
 /// The guest reads a line at once, however busy its commands are.
 const LINE_LIMIT: Duration = Duration::from_secs(60);

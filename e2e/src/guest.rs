@@ -147,6 +147,40 @@ impl Guest {
         })
     }
 
+    /// A QEMU that waits for the machine of `source`.
+    pub(crate) fn arriving(
+        lab: &Lab,
+        dir: PathBuf,
+        mut process: Tethered,
+        stream: UnixStream,
+        transfer: Transfer,
+        source: &Self,
+    ) -> Result<Self> {
+        let channel = Channel::following(&source.channel, stream, &dir.join(CONSOLE))?;
+        let deadline = Instant::now() + DYING;
+        while ![QMP, LAB_QMP, "incoming"]
+            .iter()
+            .all(|name| dir.join(name).exists())
+        {
+            if process.try_wait().is_some() || Instant::now() >= deadline {
+                let said = fs::read_to_string(dir.join(QEMU_LOG)).unwrap_or_default();
+                return Err(LabError::Boot {
+                    what: format!("QEMU does not wait for a machine: {said:?}"),
+                    console: String::new(),
+                    ended: true,
+                });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Self {
+            process: Mutex::new(process),
+            channel,
+            transfer,
+            dir,
+            _lab: lab.clone(),
+        })
+    }
+
     /// Runs a shell command and waits for its end; kills it when `limit` is over. Several threads
     /// may run commands at once.
     ///

@@ -1,6 +1,6 @@
 //! QEMU: a guest with a PCI bus, as users run it.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -116,10 +116,26 @@ impl Qemu {
     pub fn boot(lab: &Lab, mut config: QemuConfig) -> Result<Guest> {
         // Open here until a boot has succeeded: QEMU's arguments name them by number.
         let inherit: Vec<_> = config.inherit.drain(..).map(Arc::new).collect();
-        boot_twice(|| Self::attempt(lab, &config, &inherit))
+        boot_twice(|| Self::attempt(lab, &config, &inherit, None))
     }
 
-    fn attempt(lab: &Lab, config: &QemuConfig, inherit: &[Arc<OwnedFd>]) -> Result<Guest> {
+    /// Starts a QEMU that waits for the machine of `source`, which was booted with an equal `config`; and says
+    /// where QEMU is to send it. The guest can be used when the machine has come.
+    ///
+    /// # Errors
+    /// As [`boot`](Self::boot).
+    pub fn incoming(lab: &Lab, config: &QemuConfig, source: &Guest) -> Result<(Guest, String)> {
+        let guest = Self::attempt(lab, config, &[], Some(source))?;
+        let uri = incoming_uri(guest.dir());
+        Ok((guest, uri))
+    }
+
+    fn attempt(
+        lab: &Lab,
+        config: &QemuConfig,
+        inherit: &[Arc<OwnedFd>],
+        source: Option<&Guest>,
+    ) -> Result<Guest> {
         let accel = config.accel.unwrap_or_else(accel_probe);
         let dir = lab.guest_dir()?;
         let initrd = dir.join("initramfs");
@@ -130,14 +146,18 @@ impl Qemu {
         if config.iommu {
             modules.extend(["vfio_iommu_type1", "vfio_pci"]);
         }
-        initramfs::build(
-            &initrd,
-            &config.image,
-            Wires::Qemu,
-            &kernel::qemu_modules()?,
-            &modules,
-            Path::new(""),
-        )?;
+        match source {
+            Some(source) => fs::hard_link(source.dir().join("initramfs"), &initrd)
+                .map_err(LabError::io("share the initramfs"))?,
+            None => initramfs::build(
+                &initrd,
+                &config.image,
+                Wires::Qemu,
+                &kernel::qemu_modules()?,
+                &modules,
+                Path::new(""),
+            )?,
+        }
 
         let (commands, their_commands) = UnixStream::pair().map_err(LabError::io("socket pair"))?;
         let (data, their_data) = UnixStream::pair().map_err(LabError::io("socket pair"))?;
@@ -193,6 +213,9 @@ impl Qemu {
         command
             .args(["-append", &kernel_args])
             .args(&config.qemu_args);
+        if source.is_some() {
+            command.args(["-incoming", &incoming_uri(&dir)]);
+        }
 
         let errors = File::create(dir.join(QEMU_LOG)).map_err(LabError::io("make QEMU's log"))?;
         let output = errors
@@ -212,6 +235,9 @@ impl Qemu {
         })?;
         let transfer = Transfer::Port(Mutex::new(Some(data)));
         let log = dir.join(QEMU_LOG);
+        if let Some(source) = source {
+            return Guest::arriving(lab, dir, process, commands, transfer, source);
+        }
         Guest::greet(lab, dir, process, commands, transfer, config.boot_limit).map_err(|error| {
             match error {
                 LabError::Boot {
@@ -232,6 +258,11 @@ impl Qemu {
             }
         })
     }
+}
+
+/// Where a QEMU with this directory waits for a machine.
+fn incoming_uri(dir: &Path) -> String {
+    format!("unix:{}", dir.join("incoming").display())
 }
 
 fn machine_args(config: &QemuConfig, accel: Accel) -> Vec<String> {

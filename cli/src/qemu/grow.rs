@@ -47,7 +47,7 @@ fn left_over(vm: &str, present: &[String]) -> Vec<(String, String)> {
 }
 
 /// What was plugged for a VM, by its numbers.
-fn numbers(vm: &str, present: &[String]) -> BTreeSet<u32> {
+pub(super) fn numbers(vm: &str, present: &[String]) -> BTreeSet<u32> {
     let prefix = format!("vnplug-{vm}-grow");
     let numbers = present.iter().filter_map(|id| {
         let rest = id.strip_prefix(&prefix)?;

@@ -7,11 +7,14 @@
 mod access;
 mod blocks;
 mod grow;
+mod incoming;
+mod migrate;
 mod monitor;
 mod nic;
 mod parts;
 mod qmp;
 mod slots;
+mod target;
 mod virsh;
 
 use std::path::{Path, PathBuf};
@@ -23,6 +26,7 @@ use vnplug::Client;
 use vnplug_ring::control::{HOST_PREFIX, HostGroup, VmKind, VmReady, VmSpec};
 
 use self::access::Owner;
+pub(crate) use self::migrate::Migrate;
 use self::monitor::{Monitor, MonitorError};
 use self::parts::{Kind, Left, Part};
 use self::qmp::Qmp;
@@ -106,6 +110,13 @@ pub(crate) struct Attach {
     /// Give each port memory of its own, and none in the pool: programs of the guest's other users cannot map it
     #[arg(long, requires = "grow")]
     apart: bool,
+    /// This QEMU waits for a machine (-incoming): prepare everything, and plug when the machine is here. Part of
+    /// `vnplug migrate`; `cancel` on standard input ends the wait
+    #[arg(long, conflicts_with_all = ["libvirt", "nics", "grow", "doorbell"])]
+    incoming: bool,
+    /// With --incoming: a source that the machine's applications read, to be refused where it is not to be seen
+    #[arg(long, value_name = "SOURCE", requires = "incoming", hide = true)]
+    needs: Vec<String>,
     /// PCI bus or free PCIe port to plug into; once per device, in order. Default: found automatically
     #[arg(long = "bus", value_name = "ID")]
     buses: Vec<String>,
@@ -133,6 +144,9 @@ pub(crate) struct Detach {
     /// Unplug the network interface on this switch only, or all of them, and nothing else
     #[arg(long, value_name = "SWITCH", num_args = 0..=1, default_missing_value = "")]
     nic: Option<String>,
+    /// If QEMU has ended, have the daemon forget the VM
+    #[arg(long, conflicts_with = "nic")]
+    gone: bool,
     /// How long to wait for the guest to let go of the devices
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = text::duration)]
     timeout: Duration,
@@ -153,6 +167,9 @@ impl MonitorArgs {
 impl Attach {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
         let mut monitor = self.monitor.open()?;
+        if self.incoming {
+            return self.attach_incoming(monitor.as_mut(), connect()?);
+        }
         if let Some(most) = self.grow {
             return self.attach_and_grow(monitor.as_mut(), most, &connect);
         }
@@ -249,15 +266,7 @@ impl Attach {
         }
 
         let owner = access::identity(monitor)?;
-        let ready = client.attach_vm(VmSpec {
-            name: name.clone(),
-            kind: VmKind::Qemu,
-            pool_bytes: self.vm.pool,
-            vectors: self.doorbell,
-            allow: self.vm.allow.clone(),
-            owner,
-            groups: self.groups.clone(),
-        })?;
+        let ready = client.attach_vm(self.spec(owner))?;
         if ready.arenas.len() != self.groups.len() {
             let text = "the daemon is too old for --group: update it";
             return Err(Failure::about(name, text));
@@ -296,6 +305,19 @@ impl Attach {
             ));
         }
         Ok(client)
+    }
+
+    /// What the daemon is told of this machine.
+    fn spec(&self, owner: u64) -> VmSpec {
+        VmSpec {
+            name: self.vm.name.clone(),
+            kind: VmKind::Qemu,
+            pool_bytes: self.vm.pool,
+            vectors: self.doorbell,
+            allow: self.vm.allow.clone(),
+            owner,
+            groups: self.groups.clone(),
+        }
     }
 
     /// Adds the missing parts, or none of them.
@@ -373,7 +395,15 @@ impl Attach {
 impl Detach {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
         let name = &self.name;
-        let mut monitor = self.monitor.open()?;
+        let mut monitor = match self.monitor.open() {
+            Err(MonitorError::Connect(..)) if self.gone => {
+                return match attach::forget(&mut connect()?, name, 0)? {
+                    true => out::line(&format!("{name}: has ended, and is forgotten")).map(|()| OK),
+                    false => Ok(OK),
+                };
+            }
+            monitor => monitor?,
+        };
         let nics = nic::plugged(monitor.as_mut(), name)?;
         if let Some(switch) = &self.nic {
             let of_it = |nic: &String| switch.is_empty() || nic == switch;
@@ -452,6 +482,11 @@ impl Detach {
             nics.join(", ")
         ))
     }
+}
+
+/// How many devices `--grow` plugged.
+fn numbers_grown(name: &str, present: &[String]) -> usize {
+    grow::numbers(name, present).len()
 }
 
 /// True if this QEMU runs its guest by KVM; false if it does not say so.

@@ -309,7 +309,7 @@ impl Part {
         self.role == Role::Bell
     }
 
-    fn is_device(&self) -> bool {
+    pub(super) fn is_device(&self) -> bool {
         matches!(self.kind, Kind::Pci | Kind::Port)
     }
 }

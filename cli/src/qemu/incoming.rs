@@ -1,0 +1,204 @@
+//! The other end of `vnplug migrate`: a QEMU that waits for a machine is attached when the machine is there.
+//!
+//! ```text
+//! prepared   the daemon knows the VM, its memory and its channel are in QEMU; its devices are not: QEMU takes
+//!            none that the stream does not bring                                        says READY
+//! come       the machine runs here: the devices are plugged                             says what attach says
+//! ```
+//!
+//! Everything that can be refused is refused before READY, while the machine still runs where it was.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, stdin};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use vnplug::Client;
+use vnplug_ring::control::{HOST_PREFIX, VmReady};
+
+use super::monitor::{Monitor, MonitorError};
+use super::parts::{self, Kind, Part};
+use super::slots::{self, DeviceAddress};
+use super::{Attach, QMP_LIMIT, access};
+use crate::failure::{Failure, OK, Outcome};
+use crate::{out, sys};
+
+/// What is said when the machine may come.
+pub(super) const READY: &str = "is prepared, the machine may come";
+/// What is said to it on its standard input when the machine does not come.
+pub(super) const CANCEL: &str = "cancel";
+/// Between looks at QEMU, where no event comes.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long a machine may not begin to come whose `vnplug migrate` has ended. Once it comes, QEMU needs nobody.
+const ORPHAN: Duration = Duration::from_secs(1);
+
+/// How the waiting ended.
+#[derive(PartialEq, Eq)]
+enum Waited {
+    Come,
+    Cancelled,
+}
+
+/// A source without what says which part of it is meant.
+pub(super) fn source_of(device: &str) -> &str {
+    let name = device.strip_prefix(HOST_PREFIX).unwrap_or(device);
+    name.split(['@', '/']).next().unwrap_or(name)
+}
+
+impl Attach {
+    /// Prepares, says so, waits and attaches; one that has come already is attached at once.
+    pub(super) fn attach_incoming(&self, monitor: &mut dyn Monitor, mut client: Client) -> Outcome {
+        let name = &self.vm.name;
+        if has_come(monitor)? {
+            out::line(&format!("{name}: {READY}"))?;
+            self.attach_pool(monitor, &self.buses, client)?;
+            return Ok(OK);
+        }
+        sys::catch_signals();
+        let owner = access::identity(monitor)?;
+        let parts = parts::parts(name, self.doorbell > 0, self.groups.len());
+        let present = parts::present(monitor)?;
+        let is_prepared = parts.iter().any(|part| present.contains(&part.id));
+        let missing: Vec<&Part> = parts
+            .iter()
+            .filter(|part| !present.contains(&part.id))
+            .collect();
+        let pci = missing.iter().filter(|part| part.kind == Kind::Pci).count();
+        slots::choose(monitor, &self.buses, pci)?
+            .map_err(|no_room| Failure::about(name, no_room))?;
+        let ready = client.attach_vm(self.spec(owner))?;
+        let first: Vec<&Part> = missing
+            .into_iter()
+            .filter(|part| !part.is_device())
+            .collect();
+        let prepared = self
+            .check_needs(&ready, is_prepared)
+            .and_then(|()| self.plug(monitor, &first, &ready, Vec::<DeviceAddress>::new()));
+        if let Err(failure) = prepared {
+            self.forget(&mut client, owner);
+            return Err(failure);
+        }
+        out::line(&format!("{name}: {READY}"))?;
+        let words = words();
+        match wait(monitor, &words) {
+            Ok(Waited::Come) => {
+                self.attach_pool(monitor, &self.buses, client)?;
+                Ok(OK)
+            }
+            Ok(Waited::Cancelled) => {
+                let left = parts::remove(monitor, &parts, QMP_LIMIT)?;
+                self.forget(&mut client, owner);
+                if left.is_empty() {
+                    out::note(&format!(
+                        "{name}: the machine does not come; nothing is left here"
+                    ));
+                }
+                Ok(OK)
+            }
+            Err(error) => {
+                self.forget(&mut client, owner);
+                Err(Failure::about(
+                    name,
+                    format!("the machine did not come: {error}"),
+                ))
+            }
+        }
+    }
+
+    /// Refuses a machine whose applications read what it may not see here.
+    fn check_needs(&self, ready: &VmReady, is_prepared: bool) -> Result<(), Failure> {
+        // By a command that was killed: the channel is QEMU's.
+        if self.needs.is_empty() || is_prepared {
+            return Ok(());
+        }
+        let name = &self.vm.name;
+        let seen = Client::connect_to(Path::new(&ready.control_path))?.devices()?;
+        let seen: BTreeSet<&str> = seen.iter().map(|device| source_of(&device.name)).collect();
+        let needed: BTreeSet<&str> = self.needs.iter().map(|need| source_of(need)).collect();
+        let missing: Vec<&str> = needed.difference(&seen).copied().collect();
+        let Some(first) = missing.first() else {
+            return Ok(());
+        };
+        let text = format!(
+            "its applications read {}, and the daemon here shows it no such source: `vnplug source list` shows \
+             what there is here; `vnplug grant add vm:{name}={first}` or --allow {first} grants it",
+            missing.join(", ")
+        );
+        Err(Failure::about(name, text))
+    }
+
+    fn forget(&self, client: &mut Client, owner: u64) {
+        let name = &self.vm.name;
+        if let Err(error) = client.detach_own_vm(name, owner) {
+            out::note(&format!("{name}: the daemon did not forget it: {error}"));
+        }
+    }
+}
+
+/// Whether the machine runs in this QEMU, or is stopped here.
+fn has_come(monitor: &mut dyn Monitor) -> Result<bool, MonitorError> {
+    let answer = monitor.execute("query-status", json!({}))?;
+    let waits = ["inmigrate", "prelaunch", "finish-migrate"];
+    Ok(!waits.iter().any(|status| answer["status"] == *status))
+}
+
+/// Whether QEMU receives the machine.
+fn comes(monitor: &mut dyn Monitor) -> Result<bool, MonitorError> {
+    let answer = monitor.execute("query-migrate", json!({}))?;
+    let status = answer["status"].as_str().unwrap_or("none");
+    Ok(!matches!(status, "none" | "setup" | "failed" | "cancelled"))
+}
+
+fn wait(monitor: &mut dyn Monitor, words: &Receiver<String>) -> Result<Waited, MonitorError> {
+    let mut orphan = None;
+    loop {
+        if has_come(monitor)? {
+            return Ok(Waited::Come);
+        }
+        let cancelled = match words.try_recv() {
+            Ok(word) => word == CANCEL,
+            Err(TryRecvError::Empty) => false,
+            Err(TryRecvError::Disconnected) => {
+                let since: &mut Instant = orphan.get_or_insert_with(Instant::now);
+                if comes(monitor)? {
+                    *since = Instant::now();
+                }
+                since.elapsed() > ORPHAN
+            }
+        };
+        if cancelled || sys::stop().is_some() {
+            return Ok(Waited::Cancelled);
+        }
+        monitor.news(Instant::now() + LOOK)?;
+    }
+}
+
+/// The lines of standard input, as they come.
+fn words() -> Receiver<String> {
+    let (sender, words) = channel();
+    std::thread::spawn(move || {
+        let lines = stdin().lock().lines().map_while(Result::ok);
+        lines
+            .take_while(|line| sender.send(line.clone()).is_ok())
+            .for_each(drop);
+    });
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_source_needs_the_source() {
+        for (device, source) in [
+            ("host:eth1", "eth1"),
+            ("eth1@3", "eth1"),
+            ("host:lan0/port4", "lan0"),
+        ] {
+            assert_eq!(source_of(device), source);
+        }
+    }
+}

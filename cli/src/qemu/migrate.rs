@@ -1,0 +1,474 @@
+//! `vnplug migrate qemu`: a machine moves to another QEMU, and its applications read on there.
+//!
+//! ```text
+//! target prepared ── held ── unplugged ── QEMU migrates ── plugged there ── forgotten here
+//!       │ refuses      │          │             │ fails
+//!       ▼              ▼          ▼             ▼
+//!  nothing done     let go     plugged in again, and let go
+//! ```
+//!
+//! QEMU refuses to migrate an `ivshmem` device, so it goes before and comes after. Each memory pool has a number
+//! of its own; the agent takes only the one that its channel names, so nothing that was left in a pool is ever read
+//! as new.
+//!
+//! Each step can be told from QEMU and the daemon: a command that was killed is run again, and goes on.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde_json::{Value, json};
+use vnplug::{Client, Counted};
+use vnplug_ring::control::{VmReady, code};
+use vnplug_ring::counters::label;
+use vnplug_ring::pool::FIRST_RING;
+
+use super::incoming::source_of;
+use super::monitor::{Monitor, MonitorError};
+use super::parts::{self, Kind, Part};
+use super::qmp::Qmp;
+use super::target::{self, Target};
+use super::{QMP_LIMIT, access, blocks, nic, numbers_grown, pending, slots};
+use crate::failure::{Failure, OK, Outcome, PENDING};
+use crate::list::value;
+use crate::{attach, out, sys, text};
+
+/// Moves a running QEMU virtual machine to another QEMU, with what is attached to it.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  vnplug migrate qemu --name probe --qmp /run/a.qmp --to unix:/run/b.mig \\
+      --target-qmp /run/b.qmp --target-socket /run/vnplug-b/vnplug.sock --allow eth1
+  vnplug migrate qemu --name probe --qmp /run/probe.qmp --to tcp:host2:4444 \\
+      --ssh root@host2 --target-qmp /run/probe.qmp
+
+The other QEMU waits (-incoming unix:/run/b.mig, or tcp:0:4444) with the same machine as this one. Its daemon's
+configuration and --allow say what the VM may see there; that is checked before anything is changed here.
+Applications in the guest read on; the first packet there has the mark of a gap. While QEMU copies the memory
+nothing is captured: QEMU does not migrate while shared memory is plugged.
+If it fails the VM is attached here as before. If it is killed, run it again: it goes on where it was.
+Afterwards the old QEMU is stopped (postmigrate): end it.")]
+pub(crate) struct Migrate {
+    /// Monitor (QMP) socket of the QEMU that the machine runs in, one that nobody else holds
+    #[arg(long, value_name = "PATH")]
+    qmp: PathBuf,
+    #[command(flatten)]
+    vm: attach::VmArgs,
+    /// Where QEMU sends the machine: what the other QEMU was given as -incoming
+    #[arg(long, value_name = "URI")]
+    to: String,
+    /// Monitor socket of the other QEMU
+    #[arg(long, value_name = "PATH")]
+    target_qmp: PathBuf,
+    /// Socket of the daemon there
+    #[arg(long, value_name = "PATH", required_unless_present = "ssh")]
+    target_socket: Option<PathBuf>,
+    /// The other QEMU is on this host: vnplug is run there, by ssh
+    #[arg(long, value_name = "[USER@]HOST")]
+    ssh: Option<String>,
+    /// A group that the VM joins there, as with attach; may be repeated
+    #[arg(long = "group", value_name = "NAME=SOURCE[,SIZE]")]
+    groups: Vec<String>,
+    /// PCI bus or free PCIe port to plug into there; once per device, in order
+    #[arg(long = "bus", value_name = "ID")]
+    buses: Vec<String>,
+    /// User that the other QEMU runs as, where it is not found automatically
+    #[arg(long, value_name = "USER")]
+    qemu_user: Option<String>,
+    /// Go on although applications have not let go of the memory; they are killed by the kernel when it goes
+    #[arg(long)]
+    force: bool,
+    /// How long applications, then the guest's kernel, may take to let go
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = text::duration)]
+    timeout: Duration,
+    /// Print one JSON object with the times
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where the machine is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// Here, and no migration is under way.
+    Here,
+    /// On its way.
+    Moving,
+    /// It has gone.
+    Gone,
+}
+
+/// When what was done.
+#[derive(Default)]
+struct Times {
+    drained: Duration,
+    unplugged: Duration,
+    moved: Duration,
+    plugged: Duration,
+}
+
+impl Migrate {
+    pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
+        let mut qemu = Qmp::connect(&self.qmp, QMP_LIMIT)?;
+        let mut client = connect()?;
+        sys::catch_signals();
+        let owner = access::identity(&mut qemu)?;
+        let begun = Instant::now();
+        let mut times = Times::default();
+        let target = match standing(&mut qemu)?.0 {
+            Standing::Here => Some(self.send(&mut qemu, &mut client, owner, &mut times)?),
+            // An earlier command was killed.
+            Standing::Moving | Standing::Gone => None,
+        };
+        let moving = Instant::now();
+        let told = match self.await_end(&mut qemu) {
+            Ok(told) => told,
+            Err(failure) => {
+                return Err(self.give_up(&mut qemu, &mut client, owner, target, failure));
+            }
+        };
+        times.moved = moving.elapsed();
+        let moved = Instant::now();
+        let mut target = match target {
+            Some(target) => target,
+            None => self.find_target()?,
+        };
+        let attached = target
+            .await_attached(ATTACHED_LIMIT)
+            .map_err(|failure| self.stranded(&failure))?;
+        times.plugged = moved.elapsed();
+        match client.detach_own_vm(&self.vm.name, owner) {
+            Ok(()) => {}
+            Err(vnplug::Error::Refused { code, .. }) if code == code::NOT_FOUND => {}
+            Err(error) => out::note(&format!(
+                "{}: the daemon here did not forget it: {error}",
+                self.vm.name
+            )),
+        }
+        self.tell(&times, begun.elapsed(), &told, &attached)
+    }
+
+    /// Has the target prepared, takes everything out of this QEMU, and has it send the machine. If any of that
+    /// fails the machine is attached here as before.
+    fn send(
+        &self,
+        qemu: &mut Qmp,
+        client: &mut Client,
+        owner: u64,
+        times: &mut Times,
+    ) -> Result<Target, Failure> {
+        self.refuse_what_stays(qemu)?;
+        let needs = self.needs(client)?;
+        let mut target = Target::start(self.command(&needs)?)?;
+        let begun = target.await_ready(READY_LIMIT).and_then(|()| {
+            self.let_go(qemu, client, owner, times)?;
+            qemu.execute("migrate", json!({"uri": self.to}))?;
+            Ok(())
+        });
+        match begun {
+            Ok(()) => Ok(target),
+            Err(failure) => Err(self.give_up(qemu, client, owner, Some(target), failure)),
+        }
+    }
+
+    /// The target of a machine that is there already. What an earlier command started there may still hold the
+    /// monitor, and be about to attach it.
+    fn find_target(&self) -> Result<Target, Failure> {
+        let deadline = Instant::now() + READY_LIMIT;
+        loop {
+            let mut target = Target::start(self.command(&BTreeSet::new())?)?;
+            match target.await_ready(READY_LIMIT) {
+                Ok(()) => return Ok(target),
+                Err(refusal) if Instant::now() >= deadline => return Err(self.stranded(&refusal)),
+                Err(_) => target.cancel(),
+            }
+        }
+    }
+
+    /// What would be left behind, or has no counterpart there.
+    fn refuse_what_stays(&self, qemu: &mut Qmp) -> Result<(), Failure> {
+        let name = &self.vm.name;
+        let nics = nic::plugged(qemu, name)?;
+        let present = parts::present(qemu)?;
+        let text = if !nics.is_empty() {
+            format!(
+                "has interfaces on {}: `vnplug detach qemu --nic` first, and attach them there",
+                nics.join(", ")
+            )
+        } else if numbers_grown(name, &present) > 0 {
+            "has memory that `attach --grow` plugged, which does not move: detach it first"
+                .to_owned()
+        } else if parts::all_parts(name)
+            .iter()
+            .any(|part| part.is_bell() && present.contains(&part.id))
+        {
+            "has a doorbell, which does not move: detach it, and attach it without --doorbell"
+                .to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(Failure::about(name, text))
+    }
+
+    /// The sources that applications of the VM read.
+    fn needs(&self, client: &mut Client) -> Result<BTreeSet<String>, Failure> {
+        let own = format!("vm {}", self.vm.name);
+        let counters = client.stats()?;
+        let is_own = |it: &&Counted| it.kind == "port" && label(it, "owner") == own;
+        let read = counters.iter().filter(is_own);
+        let mut needs: BTreeSet<String> = read
+            .map(|it| source_of(label(it, "device")).to_owned())
+            .collect();
+        // Of one that is held already there are no ports.
+        let held = counters
+            .iter()
+            .filter(|it| it.kind == "vm" && it.name == self.vm.name);
+        let held = held.flat_map(|it| label(it, "read").split_whitespace());
+        needs.extend(held.map(str::to_owned));
+        Ok(needs)
+    }
+
+    /// What is run where the machine goes to.
+    fn command(&self, needs: &BTreeSet<String>) -> Result<std::process::Command, Failure> {
+        let mut words: Vec<String> = Vec::new();
+        let mut option = |name: &str, value: &str| {
+            words.extend([name.to_owned(), value.to_owned()]);
+        };
+        if let Some(socket) = &self.target_socket {
+            option("--socket", &socket.to_string_lossy());
+        }
+        option("attach", "qemu");
+        option("--name", &self.vm.name);
+        option("--qmp", &self.target_qmp.to_string_lossy());
+        if self.vm.pool > 0 {
+            option("--pool", &self.vm.pool.to_string());
+        }
+        for grant in &self.vm.allow {
+            match grant.filter.as_str() {
+                "" => option("--allow", &grant.source),
+                filter => option("--allow", &format!("{}:{filter}", grant.source)),
+            }
+        }
+        self.groups.iter().for_each(|it| option("--group", it));
+        self.buses.iter().for_each(|it| option("--bus", it));
+        needs.iter().for_each(|it| option("--needs", it));
+        if let Some(user) = &self.qemu_user {
+            option("--qemu-user", user);
+        }
+        words.push("--incoming".to_owned());
+        target::command(self.ssh.as_deref(), &words)
+    }
+
+    /// Has the applications and then the guest's kernel let go, and takes everything out of this QEMU.
+    fn let_go(
+        &self,
+        qemu: &mut Qmp,
+        client: &mut Client,
+        owner: u64,
+        times: &mut Times,
+    ) -> Result<(), Failure> {
+        let name = &self.vm.name;
+        let begun = Instant::now();
+        client.hold_vm(name, owner, true)?;
+        let mapped = self.await_drained(client)?;
+        if mapped > 0 && !self.force {
+            let text = format!(
+                "applications in the guest still map {} KiB of its memory after {} s (one that does not read what \
+                 waits for it, or a back-end's): end them, or --force",
+                mapped >> 10,
+                self.timeout.as_secs_f32()
+            );
+            return Err(Failure::about(name, text));
+        }
+        times.drained = begun.elapsed();
+        let begun = Instant::now();
+        let present = parts::present(qemu)?;
+        let here: Vec<Part> = parts::all_parts(name)
+            .into_iter()
+            .filter(|part| present.contains(&part.id))
+            .collect();
+        let left = parts::remove(qemu, &here, self.timeout)?;
+        if !left.is_empty() {
+            return Err(Failure::with_code(
+                PENDING,
+                format!("{name}: {}", pending(&left)),
+            ));
+        }
+        // A name that is still there would be part of the stream, and the other QEMU does not know it.
+        let stale = blocks::wait_until_gone(qemu, &here.iter().collect::<Vec<_>>(), QMP_LIMIT)?;
+        if !stale.is_empty() {
+            let text = format!("QEMU does not let go of {}", stale.join(", "));
+            return Err(Failure::about(name, text));
+        }
+        times.unplugged = begun.elapsed();
+        Ok(())
+    }
+
+    /// Waits until no application maps memory; how much they do at the end.
+    fn await_drained(&self, client: &mut Client) -> Result<u64, Failure> {
+        let deadline = Instant::now() + self.timeout;
+        loop {
+            let counters = client.stats()?;
+            let vm = counters
+                .iter()
+                .find(|it| it.kind == "vm" && it.name == self.vm.name);
+            let mapped = vm.map_or(0, |vm| {
+                let all = value(vm, "pool_bytes").saturating_sub(FIRST_RING);
+                all.saturating_sub(value(vm, "pool_free"))
+            });
+            if mapped == 0 || Instant::now() >= deadline {
+                return Ok(mapped);
+            }
+            std::thread::sleep(TURN);
+        }
+    }
+
+    /// Waits for the end of QEMU's part; what QEMU says of it.
+    fn await_end(&self, qemu: &mut Qmp) -> Result<Value, Failure> {
+        loop {
+            let (standing, told) = standing(qemu)?;
+            match standing {
+                Standing::Gone => return Ok(told),
+                Standing::Here => {
+                    let status = told["status"].as_str().unwrap_or("unknown");
+                    let why = told["error-desc"]
+                        .as_str()
+                        .unwrap_or("QEMU does not say why");
+                    let text = format!("QEMU's migration {status}: {why}");
+                    return Err(Failure::about(&self.vm.name, text));
+                }
+                Standing::Moving => {}
+            }
+            if sys::stop().is_some() {
+                qemu.execute("migrate_cancel", json!({}))?;
+            }
+            qemu.news(Instant::now() + TURN)?;
+        }
+    }
+
+    /// Attaches the machine here again, if it is here; true if something was to be done.
+    fn undo(&self, qemu: &mut Qmp, client: &mut Client, owner: u64) -> Result<bool, Failure> {
+        let name = &self.vm.name;
+        let ready = match client.hold_vm(name, owner, false) {
+            Ok(ready) => ready,
+            Err(vnplug::Error::Refused { code, .. }) if code == code::NOT_FOUND => {
+                return Ok(false);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let parts = parts::parts(name, false, ready.arenas.len());
+        let present = parts::present(qemu)?;
+        let missing: Vec<&Part> = parts
+            .iter()
+            .filter(|part| !present.contains(&part.id))
+            .collect();
+        if missing.is_empty() {
+            return Ok(false);
+        }
+        self.plug_again(qemu, &missing, &ready)?;
+        Ok(true)
+    }
+
+    fn plug_again(
+        &self,
+        qemu: &mut Qmp,
+        missing: &[&Part],
+        ready: &VmReady,
+    ) -> Result<(), Failure> {
+        let name = &self.vm.name;
+        let pci = missing.iter().filter(|part| part.kind == Kind::Pci).count();
+        let places =
+            slots::choose(qemu, &[], pci)?.map_err(|no_room| Failure::about(name, no_room))?;
+        let mut places = places.into_iter();
+        for part in missing {
+            let place = match part.kind {
+                Kind::Pci => places.next().unwrap_or_default(),
+                _ => slots::DeviceAddress::default(),
+            };
+            part.add(qemu, name, ready, 0, &place)?;
+        }
+        Ok(())
+    }
+
+    /// Ends a move that failed: the machine is attached where it runs.
+    fn give_up(
+        &self,
+        qemu: &mut Qmp,
+        client: &mut Client,
+        owner: u64,
+        target: Option<Target>,
+        failure: Failure,
+    ) -> Failure {
+        if let Some(target) = target {
+            target.cancel();
+        }
+        match self.undo(qemu, client, owner) {
+            Ok(false) => failure,
+            Ok(true) => {
+                let text = format!("{}; it is attached here as before", failure.line());
+                Failure::with_code(failure.code(), text)
+            }
+            Err(other) => self.both(&failure, &other),
+        }
+    }
+
+    /// It failed, and so did the way back.
+    fn both(&self, first: &Failure, second: &Failure) -> Failure {
+        let text = format!(
+            "{}; attaching it here again failed, too: {}; run the same command again, or `vnplug attach qemu`",
+            first.line(),
+            second.line()
+        );
+        Failure::about(&self.vm.name, text)
+    }
+
+    /// The machine runs there, and is not attached.
+    fn stranded(&self, failure: &Failure) -> Failure {
+        let text = format!(
+            "the machine runs at the target and is not attached there: {}; run the same command again",
+            failure.line()
+        );
+        Failure::about(&self.vm.name, text)
+    }
+
+    fn tell(&self, times: &Times, all: Duration, told: &Value, attached: &str) -> Outcome {
+        let ms = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
+        let of_qemu = |key: &str| told[key].as_u64().unwrap_or_default();
+        let (total, down) = (of_qemu("total-time"), of_qemu("downtime"));
+        if self.json {
+            let line = json!({
+                "name": self.vm.name, "away_ms": ms(all), "drained_ms": ms(times.drained),
+                "unplugged_ms": ms(times.unplugged), "moved_ms": ms(times.moved),
+                "plugged_ms": ms(times.plugged), "qemu_total_ms": total, "qemu_downtime_ms": down,
+            });
+            out::raw(&format!("{line}\n"))?;
+            return Ok(OK);
+        }
+        out::line(attached)?;
+        out::line(&format!(
+            "{}: moved: unplugged for {:.0} ms, {total} ms of them QEMU's ({down} ms stopped)",
+            self.vm.name,
+            ms(all)
+        ))?;
+        Ok(OK)
+    }
+}
+
+/// Where the machine is, and what QEMU says of the migration.
+fn standing(qemu: &mut Qmp) -> Result<(Standing, Value), MonitorError> {
+    let told = qemu.execute("query-migrate", json!({}))?;
+    let state = qemu.execute("query-status", json!({}))?;
+    let standing = match told["status"].as_str() {
+        None | Some("none" | "failed" | "cancelled") => Standing::Here,
+        // One that completed and was started again is here.
+        Some("completed") if state["status"] == "running" => Standing::Here,
+        Some("completed") => Standing::Gone,
+        Some(_) => Standing::Moving,
+    };
+    Ok((standing, told))
+}
+
+const READY_LIMIT: Duration = Duration::from_secs(60);
+const ATTACHED_LIMIT: Duration = Duration::from_secs(60);
+/// Between looks at the daemon and at QEMU.
+const TURN: Duration = Duration::from_millis(10);
