@@ -1,0 +1,147 @@
+//! The hooks of Proxmox VE and libvirt, called as those call them.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use vnplug_e2e::daemon::{Daemon, counted, label, program};
+use vnplug_e2e::{Lab, Qemu, QemuConfig};
+use vnplug_testing::eventually;
+
+const HOOKS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/vm");
+
+/// A hook that finds this `vnplug`, and the options of VMs in `lab`/vms.
+fn hook(lab: &Lab, file: &str) -> Command {
+    let mut command = Command::new(Path::new(HOOKS).join(file));
+    let path = std::env::var("PATH").unwrap();
+    command
+        .env(
+            "PATH",
+            format!("{}:{path}", lab.dir().join("bin").display()),
+        )
+        .env("VNPLUG_VMS", lab.dir().join("vms"))
+        .env("VNPLUG_PVE_RUN", lab.dir())
+        .stdin(Stdio::null());
+    command
+}
+
+/// The hook's files: which `vnplug` it runs, and the options of one VM.
+fn set_up(lab: &Lab, vnplug: &Path, vm: &str, options: &str) {
+    for dir in ["bin", "vms"] {
+        fs::create_dir_all(lab.dir().join(dir)).unwrap();
+    }
+    symlink(vnplug, lab.dir().join("bin/vnplug")).unwrap();
+    fs::write(lab.dir().join("vms").join(vm), options).unwrap();
+}
+
+fn succeeded(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{text}");
+    text
+}
+
+fn vms(daemon: &Daemon) -> usize {
+    let counters = daemon.audit();
+    counters.iter().filter(|it| it.kind == "vm").count()
+}
+
+#[test]
+fn a_vm_of_proxmox_is_attached_while_it_runs() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=100"]).unwrap();
+    let guest = Qemu::boot(&lab, QemuConfig::default()).unwrap_or_else(|error| panic!("{error}"));
+    let options = "# what it may see\n--allow 'lab:not port 22'\n--pool 16M\n";
+    set_up(&lab, &program("vnplug").unwrap(), "100", options);
+    let qmp = lab.dir().join("100.qmp");
+    let call = |vmid: &str, phase: &str| {
+        let mut hook = hook(&lab, "proxmox-hook");
+        let called = hook
+            .env("VNPLUG_SOCKET", daemon.socket())
+            .args([vmid, phase]);
+        succeeded(&called.output().unwrap())
+    };
+    // Before there is a QEMU, and of a VM that nobody configured: nothing, and no complaint.
+    assert_eq!(call("100", "pre-start"), "");
+    assert_eq!(call("101", "post-start"), "");
+    symlink(guest.qmp_path().unwrap(), &qmp).unwrap();
+    let said = call("100", "post-start");
+    assert!(said.contains("100: attached: pool of 16 MiB"), "{said}");
+    assert_eq!(label(counted(&daemon.audit(), "vm"), "kind"), "qemu");
+    // A migration, or a hook that was killed, calls it once more.
+    assert!(call("100", "post-start").contains("attached already"));
+    call("100", "pre-stop");
+    assert_eq!(vms(&daemon), 0);
+    call("100", "post-stop");
+
+    // A hook that was killed half way: the next one ends what it began.
+    let mut killed = hook(&lab, "proxmox-hook");
+    killed.env("VNPLUG_SOCKET", daemon.socket());
+    let mut killed = killed.args(["100", "post-start"]).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(30));
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let mut last = String::new();
+    eventually("it is attached", || {
+        last = call("100", "post-start");
+        last.contains("attached")
+    });
+    // A QEMU that dies is not told to stop.
+    guest.kill();
+    call("100", "post-stop");
+    assert_eq!(vms(&daemon), 0, "after {last}");
+}
+
+#[test]
+fn a_domain_of_libvirt_is_attached_by_itself_when_the_hook_is_over() {
+    let lab = Lab::new().unwrap();
+    // It says what it was asked; libvirt is not there.
+    let fake = lab.dir().join("fake");
+    let log = lab.dir().join("log");
+    fs::write(
+        &fake,
+        format!("#!/bin/sh\nsleep 0.2; echo \"$@\" >>{}\n", log.display()),
+    )
+    .unwrap();
+    fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).unwrap();
+    let uuid = "6f5b4c1e-0001-4c7e-9d1f-0123456789ab";
+    set_up(&lab, &fake, uuid, "--name probe --allow 'eth1:not port 22'");
+    let call = |domain: &str, uuid: &str, operation: [&str; 2]| {
+        let mut hook = hook(&lab, "libvirt-hook");
+        hook.args([domain, operation[0], operation[1], "-"]);
+        let pipes = hook
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = pipes.spawn().unwrap();
+        let mut xml = child.stdin.take().unwrap();
+        writeln!(
+            xml,
+            "<domain><name>{domain}</name>\n<uuid>{uuid}</uuid></domain>"
+        )
+        .unwrap();
+        drop(xml);
+        // Its pipes close: libvirt does not wait for what it left running.
+        assert_eq!(succeeded(&child.wait_with_output().unwrap()), "");
+    };
+    let said = || fs::read_to_string(&log).unwrap_or_default();
+    call(
+        "other",
+        "00000000-0000-0000-0000-000000000000",
+        ["started", "begin"],
+    );
+    call("old", uuid, ["prepare", "begin"]);
+    call("old", uuid, ["started", "begin"]);
+    assert_eq!(said(), "");
+    let attach = format!(
+        "attach qemu --libvirt {uuid} --connect qemu:///system --name probe --allow eth1:not port 22\n"
+    );
+    eventually("it is attached", || said() == attach);
+    // Renamed: the file is the same.
+    call("new", uuid, ["release", "end"]);
+    let detach = "detach qemu --qmp /nonexistent --name probe --gone\n";
+    assert_eq!(said(), format!("{attach}{detach}"));
+}
