@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use crate::child::Tethered;
 use crate::error::{LabError, Result};
 use crate::kernel;
 use crate::lab::Lab;
+use crate::manager::Manager;
 use crate::netns::{self, Netns};
 use crate::owner;
 
@@ -27,6 +29,7 @@ pub struct Daemon {
     pools: PathBuf,
     args: Vec<String>,
     netns: Option<String>,
+    manager: Option<Arc<Manager>>,
     process: Option<Tethered>,
     /// Packets for ports that the books closed over, at the last audit.
     accounted: AtomicU64,
@@ -46,6 +49,37 @@ impl Daemon {
     /// # Errors
     /// [`LabError`] with the end of its log if it does not come up.
     pub fn start(lab: &Lab, netns: Option<&Netns>, args: &[&str]) -> Result<Self> {
+        let mut daemon = Self::unstarted(lab, netns, args)?;
+        daemon.launch()?;
+        Ok(daemon)
+    }
+
+    /// The same by a service manager, also when it starts again.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_by(
+        manager: &Arc<Manager>,
+        lab: &Lab,
+        netns: Option<&Netns>,
+        args: &[&str],
+    ) -> Result<Self> {
+        let mut daemon = Self::unstarted(lab, netns, args)?;
+        daemon.set_manager(manager);
+        daemon.launch()?;
+        Ok(daemon)
+    }
+
+    /// Has a service manager start it from now on.
+    pub fn set_manager(&mut self, manager: &Arc<Manager>) {
+        self.manager = Some(Arc::clone(manager));
+    }
+
+    /// A daemon's directories and arguments, for [`launch`](Self::launch).
+    ///
+    /// # Errors
+    /// [`LabError`] if the directories cannot be made.
+    pub fn unstarted(lab: &Lab, netns: Option<&Netns>, args: &[&str]) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let dir = lab
             .dir()
@@ -54,17 +88,16 @@ impl Daemon {
         // In memory, and under a name that the next lab sweeps: a killed daemon leaves its pools.
         let pools = pool_base(lab).join(owner::unique_name());
         fs::create_dir(&pools).map_err(LabError::io(format!("make {}", pools.display())))?;
-        let mut daemon = Self {
+        Ok(Self {
             dir,
             pools,
             args: args.iter().map(|&arg| arg.to_owned()).collect(),
             netns: netns.map(|netns| netns.name().to_owned()),
+            manager: None,
             process: None,
             accounted: AtomicU64::new(0),
             _lab: lab.clone(),
-        };
-        daemon.launch()?;
-        Ok(daemon)
+        })
     }
 
     /// Starts the process again after [`kill`](Self::kill), with the same arguments and directory.
@@ -77,7 +110,11 @@ impl Daemon {
             .append(true)
             .open(self.log_path());
         let log = log.map_err(LabError::io("the daemon's log"))?;
-        let mut command = Command::new(program("vnplugd")?);
+        let daemon = program("vnplugd")?;
+        let (mut command, inherited) = match &self.manager {
+            None => (Command::new(daemon), Vec::new()),
+            Some(manager) => manager.start(&daemon),
+        };
         command
             .arg("--socket")
             .arg(self.socket())
@@ -92,7 +129,7 @@ impl Daemon {
             .stdout(Stdio::null())
             .stderr(log);
         let netns: Option<OwnedFd> = self.netns.as_deref().map(netns::open).transpose()?;
-        let mut process = Tethered::spawn(command, Vec::new(), netns)?;
+        let mut process = Tethered::spawn(command, inherited, netns)?;
         let deadline = Instant::now() + START;
         while Client::connect_to(&self.socket()).is_err() {
             if process.try_wait().is_some() || Instant::now() > deadline {
@@ -106,6 +143,20 @@ impl Daemon {
         }
         self.process = Some(process);
         Ok(())
+    }
+
+    /// Ends it with SIGTERM, and waits until it has ended.
+    ///
+    /// # Panics
+    /// If it does not end.
+    pub fn end(&mut self) {
+        let Some(mut process) = self.process.take() else {
+            return;
+        };
+        process
+            .signal(rustix::process::Signal::TERM)
+            .expect("it is ours");
+        assert!(process.wait(START).is_some(), "the daemon does not end");
     }
 
     /// Kills it with SIGKILL.

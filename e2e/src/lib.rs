@@ -16,7 +16,7 @@
 //! (never on the console). Nothing is installed on the host and nothing outlives the process: every
 //! child dies with it, also when it is killed with SIGKILL.
 //!
-//! The lab knows nothing of vNPlug but [`daemon`], [`wire`], [`recorder`], [`groups`], [`raw`],
+//! The lab knows nothing of vNPlug but [`daemon`] and who starts it ([`manager`]), [`wire`], [`recorder`], [`groups`], [`raw`],
 //! [`station`], [`asking`], [`programs`] and [`demo`]: where the programs under test are, a daemon and a recorder that
 //! end with their test, what groups in guests are looked at with, a client that says what it likes,
 //! machines on a switch, a sandbox and who answers it, other people's programs, and what shows it all.
@@ -42,6 +42,7 @@ mod image;
 mod initramfs;
 mod kernel;
 mod lab;
+pub mod manager;
 mod netns;
 mod owner;
 mod patience;

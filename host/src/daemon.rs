@@ -1,6 +1,7 @@
 //! From start to end: open everything, give up power, serve.
 //!
-//! 1. Read the configuration; open the sources (`CAP_NET_RAW`), the socket, the directories.
+//! 1. Read the configuration; open the sources (`CAP_NET_RAW`), the socket, the directories, or take those that the service
+//!    manager kept or made (`vnplug_os::kept`).
 //! 2. Keep `CAP_NET_RAW`, with an AF_XDP source `CAP_IPC_LOCK`, and nothing else
 //!    (`sys::privileges`), but for one thread that keeps `CAP_BPF` alone if there is early drop, one for programs if they
 //!    may change, and one that keeps `CAP_SYS_ADMIN` if a source is in another network namespace; switch user if asked.
@@ -13,6 +14,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use vnplug_ring::control::Grant;
 use vnplug_ring::layout::MAX_SNAPLEN;
@@ -29,10 +31,11 @@ use crate::vm::Dirs;
 use crate::vm::arenas::{Unplugged, packet_dir};
 use crate::watch::Watch;
 use vnplug_filter::{Compiler, FilterError, Jit};
+use vnplug_os::kept::Kept;
 use vnplug_os::namespace::Entrance;
 use vnplug_os::privileges::Keep;
 use vnplug_os::service::Manager;
-use vnplug_os::socket::listen;
+use vnplug_os::socket::{listen, passed_listener};
 use vnplug_os::{privileges, signals};
 use vnplug_path::engine::loader::Loader;
 use vnplug_path::engine::{Pulse, Worker};
@@ -61,6 +64,7 @@ pub fn run(config: Config, arguments: Arguments) -> Result<(), String> {
         Manager::default()
     });
     let manager = Arc::new(manager);
+    let kept = Arc::new(Kept::of_environment(Arc::clone(&manager)));
     raise_descriptor_limit(config.max_ports);
     let vms_dir = config.state_dir.join("vms");
     let mut made = Vec::new();
@@ -73,23 +77,26 @@ pub fn run(config: Config, arguments: Arguments) -> Result<(), String> {
     for dir in &made {
         log::info!(target: "control", "made the directory {}", dir.display());
     }
-    let listener = listen(&config.socket, config.socket_mode)
-        .map_err(|error| format!("cannot serve {}: {error}", config.socket.display()))?;
-    let socket = config.socket.clone();
+    let passed = kept.take(CONTROL);
+    // However it ends: a socket that nobody serves only misleads. The manager's is there for the next daemon.
+    let ours = passed.is_none().then(|| config.socket.clone());
+    let listener = match passed {
+        Some(socket) => passed_listener(socket, &config.socket, config.socket_mode),
+        None => listen(&config.socket, config.socket_mode),
+    };
+    let listener =
+        listener.map_err(|error| format!("cannot serve {}: {error}", config.socket.display()))?;
     let served = own(&config, &vms_dir).and_then(|_ours| {
         serve(
             config,
             arguments,
             &made,
-            listener,
+            (listener, ours.clone()),
             (termination, hangup),
-            &manager,
+            (&manager, &kept),
         )
     });
-    // However it ends: a socket that nobody serves only misleads.
-    if let Err(error) = std::fs::remove_file(&socket) {
-        log::warn!(target: "control", "{}: {error}", socket.display());
-    }
+    remove_socket(ours.as_deref());
     served?;
     log::info!(target: "control", "ended");
     Ok(())
@@ -138,9 +145,9 @@ fn serve(
     config: Config,
     arguments: Arguments,
     made: &[PathBuf],
-    listener: OwnedFd,
+    (listener, own_socket): (OwnedFd, Option<PathBuf>),
     (termination, hangup): (OwnedFd, Option<OwnedFd>),
-    manager: &Arc<Manager>,
+    (manager, kept): (&Arc<Manager>, &Arc<Kept>),
 ) -> Result<(), String> {
     let user = config.user.as_deref().map(privileges::user).transpose();
     let user = user.map_err(|error| error.to_string())?;
@@ -162,6 +169,7 @@ fn serve(
         user,
         programs: twins.of_sources(),
         entrance: Arc::default(),
+        kept: Arc::clone(kept),
     };
     let (mut open, mut patterns) = (Vec::new(), Vec::new());
     for spec in &config.sources {
@@ -171,8 +179,8 @@ fn serve(
         }
     }
     let kept_sources = KeptSources::restore(&config.state_dir);
-    let kept = kept_sources.specs();
-    for spec in &kept {
+    let added = kept_sources.specs();
+    for spec in &added {
         if config.sources.iter().any(|it| it.name() == spec.name()) {
             log::warn!(target: "source", "source {:?} is kept, and is another one in the configuration", spec.name());
             continue;
@@ -214,7 +222,7 @@ fn serve(
         OnOff::Off => Vec::new(),
     };
     let entrance = Arc::clone(&means.entrance);
-    let enters = config.sources.iter().chain(&kept).any(SourceSpec::enters);
+    let enters = config.sources.iter().chain(&added).any(SourceSpec::enters);
     let enters = enters.then_some(&*entrance);
     let (loader, maker) = give_up_power(&keep, user, early, programs, enters)
         .map_err(|error| format!("cannot give up privileges: {error}"))?;
@@ -256,11 +264,12 @@ fn serve(
     let senders = config.senders.iter().map(|sending| &sending.source);
     let switches_named = config.joiners.iter().map(|join| &join.switch);
     let named = users.chain(vms).chain(senders).chain(switches_named);
+    let has_patterns = !patterns.is_empty();
     let is_pattern = |name: &str| patterns.iter().any(|it| it.name() == name);
     let named = named.filter(|name| !is_pattern(name));
     named.for_each(|it| warn_unknown(&hub, it));
     let workers = hub.sources().iter().flat_map(|source| &source.workers);
-    let last = last_things(config.socket.clone(), dirs.clone());
+    let last = last_things(own_socket, dirs.clone());
     let watch = Watch::default();
     watch.add(workers.map(Worker::line));
     let pulse = Arc::new(Pulse::new("control", "serving"));
@@ -289,6 +298,7 @@ fn serve(
         patterns,
         read_again: Arc::new(read_again),
         entrance,
+        kept: Arc::clone(kept),
         watch,
         listener,
         termination,
@@ -299,6 +309,8 @@ fn serve(
         crate::hangup::start(hangup, socket.clone(), Arc::clone(manager))
             .map_err(|error| format!("cannot start vnplug-hangup: {error}"))?;
     }
+    kept.settle();
+    let_go(kept, has_patterns);
     log::info!(target: "control", "serving {}", socket.display());
     // A manager that waits for this would end the daemon if it did not hear it.
     if let Err(error) = manager.say("READY=1\nSTATUS=Serving") {
@@ -310,12 +322,36 @@ fn serve(
 }
 
 /// What must be done when the process ends without its threads, as it would be if they ended.
-fn last_things(socket: PathBuf, dirs: Dirs) -> impl FnOnce() {
+fn last_things(socket: Option<PathBuf>, dirs: Dirs) -> impl FnOnce() {
     move || {
-        if let Err(error) = std::fs::remove_file(&socket) {
-            log::warn!(target: "control", "{}: {error}", socket.display());
-        }
+        remove_socket(socket.as_deref());
         drop(Unplugged(dirs));
+    }
+}
+
+/// Lets go of what was kept for sources that there are no more. A pattern's sources come later.
+fn let_go(kept: &Arc<Kept>, has_patterns: bool) {
+    let own = Arc::clone(kept);
+    let later = move || {
+        std::thread::sleep(PATTERNS);
+        own.let_go();
+    };
+    let begun = has_patterns.then(|| {
+        std::thread::Builder::new()
+            .name("vnplug-kept".into())
+            .spawn(later)
+    });
+    if !matches!(begun, Some(Ok(_))) {
+        kept.let_go();
+    }
+}
+
+/// Removes the control socket, if it is the daemon's own.
+fn remove_socket(own: Option<&Path>) {
+    if let Some(path) = own
+        && let Err(error) = std::fs::remove_file(path)
+    {
+        log::warn!(target: "control", "{}: {error}", path.display());
     }
 }
 
@@ -483,5 +519,9 @@ fn raise_descriptor_limit(ports: usize) {
     }
 }
 
+/// By when a pattern has opened the sources of interfaces that there are.
+const PATTERNS: Duration = Duration::from_secs(10);
+/// What the control socket is called that a service manager made (`FileDescriptorName=`).
+const CONTROL: &str = "control";
 /// Sources, VMs, connections without ports.
 const OTHER_FILES: u64 = 1_024;

@@ -30,6 +30,7 @@ use vnplug_frame::witness::Protocol;
 use self::options::Options;
 pub(crate) use self::star::Star;
 use crate::hub::{Early, Source, SourcePrograms};
+use vnplug_os::kept::Kept;
 use vnplug_os::namespace::Entrance;
 use vnplug_path::engine::{self, ThreadOptions, WorkerOptions};
 use vnplug_path::source::af_packet::Interface;
@@ -65,6 +66,8 @@ pub struct Means {
     pub programs: SourcePrograms,
     /// By which other network namespaces are entered.
     pub entrance: Arc<Entrance>,
+    /// What the service manager keeps over a restart.
+    pub kept: Arc<Kept>,
 }
 
 /// A source whose queues are open and whose threads have not begun.
@@ -207,7 +210,7 @@ impl SourceSpec {
         let mut board = None;
         let mut locks_memory = false;
         let (kind, description, queues, ends) = match self.kind.as_str() {
-            "af_packet" => af_packet::open(&mut options, &mut interface, &means.entrance)?,
+            "af_packet" => af_packet::open(&mut options, &mut interface, means)?,
             "af_xdp" => af_xdp::open(&mut options, &mut interface, files, program.as_ref())?,
             "pcap" => pcap(&mut options)?,
             "gen" => generator(&mut options)?,

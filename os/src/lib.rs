@@ -5,7 +5,7 @@
 //! - Sockets that receive a wire: [`packet`], [`xdp`], and the kernel programs below them, [`bpf`].
 //! - Peers: [`socket`], [`closer`] (closes what a peer can make slow to close), [`noise`] (how
 //!   much a peer can make us log).
-//! - The process: [`privileges`], [`namespace`], [`signals`], [`service`] (what a service manager is told), [`event`],
+//! - The process: [`privileges`], [`namespace`], [`signals`], [`service`] (what a service manager is told), [`kept`] (what it keeps), [`event`],
 //!   [`interface`], [`links`], [`statistics`] and [`netlink`] (what interfaces there are), [`prefetch`], and memory for machine code ([`executable`]).
 
 pub mod bpf;
@@ -15,6 +15,7 @@ pub mod event;
 pub mod executable;
 pub mod fair;
 pub mod interface;
+pub mod kept;
 pub mod links;
 pub mod mappings;
 pub mod memory;

@@ -199,6 +199,23 @@ impl Socket {
         (sent, None)
     }
 
+    /// One that another process opened.
+    ///
+    /// # Errors
+    /// It is no packet socket.
+    pub fn adopt(fd: OwnedFd) -> io::Result<Self> {
+        use rustix::net::sockopt::{socket_domain, socket_type};
+        let is =
+            socket_domain(&fd)? == AddressFamily::PACKET && socket_type(&fd)? == SocketType::RAW;
+        match is {
+            true => Ok(Self(fd)),
+            false => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "it is no packet socket",
+            )),
+        }
+    }
+
     /// Asks for a TPACKET_V3 ring and maps it.
     pub fn into_ring(self, shape: RingShape) -> io::Result<Ring> {
         const FRAME: u32 = 2048;
@@ -212,12 +229,20 @@ impl Socket {
             tp_frame_size: FRAME,
             tp_frame_nr: (shape.block_size / FRAME) * shape.blocks,
             tp_retire_blk_tov: shape.timeout_ms,
-            tp_sizeof_priv: 0,
+            tp_sizeof_priv: NOTE_LEN as u32,
             tp_feature_req_word: 0,
         };
         set_option(&self.0, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
+        self.map(shape)
+    }
+
+    /// Maps the ring of this shape that it has.
+    ///
+    /// # Errors
+    /// It has none, or one of another size.
+    pub fn map(self, shape: RingShape) -> io::Result<Ring> {
         let (block_size, blocks) = (shape.block_size as usize, shape.blocks as usize);
-        // SAFETY: a fresh shared mapping at an address of the kernel's choice, the ring's size.
+        // SAFETY: a fresh shared mapping at an address of the kernel's choice; the kernel refuses any size but the ring's.
         let base = unsafe {
             libc::mmap(
                 null_mut(),
@@ -300,6 +325,19 @@ impl Ring {
         self.word(block, PACKETS_OFFSET).load(Ordering::Acquire)
     }
 
+    /// The number of a block's filling: those of a ring are numbered as they are filled, from 1 on. 0: it never was.
+    pub fn filling(&self, block: usize) -> u64 {
+        self.long(block, FILLING_OFFSET)
+    }
+
+    /// Whether who read this filling of a block noted that it has no more frames. The note may be another process'.
+    pub fn is_spent(&self, block: usize) -> bool {
+        let filling = self.filling(block);
+        filling != 0
+            && self.long(block, NOTE) == filling
+            && self.word(block, NOTE + 8).load(Ordering::Relaxed) == 0
+    }
+
     /// Gives a block back to the kernel.
     pub fn release(&mut self, block: usize) {
         // The kernel does so when it opens the block, which a ring that was full puts off.
@@ -313,10 +351,23 @@ impl Ring {
         self.word(block, STATUS_OFFSET)
     }
 
-    /// A word of a block's header, at one of the offsets below.
+    /// Two words, as the machine has them.
+    fn long(&self, block: usize, offset: usize) -> u64 {
+        let word = |offset| {
+            self.word(block, offset)
+                .load(Ordering::Relaxed)
+                .to_ne_bytes()
+        };
+        let mut bytes = [0; 8];
+        bytes[..4].copy_from_slice(&word(offset));
+        bytes[4..].copy_from_slice(&word(offset + 4));
+        u64::from_ne_bytes(bytes)
+    }
+
+    /// A word of a block's header, at one of the offsets below, or of the note after it.
     fn word(&self, block: usize, offset: usize) -> &AtomicU32 {
         assert!(block < self.blocks, "block {block} of {}", self.blocks);
-        assert!(offset <= STATUS_OFFSET.max(PACKETS_OFFSET));
+        assert!(offset + 4 <= NOTE + NOTE_LEN && offset.is_multiple_of(4));
         let offset = block * self.block_size + offset;
         // SAFETY: inside the mapping by the checks above; blocks are page-aligned and the offset is
         // a multiple of 4; no `&mut` to the block lives here, as `self` is borrowed.
@@ -388,6 +439,14 @@ fn check(result: c_int) -> io::Result<()> {
     }
 }
 
+/// Where in a block its reader may note what it likes: after the header, as the kernel aligns it (`BLK_HDR_LEN`). The kernel
+/// neither reads nor writes it. [`Ring::is_spent`] takes the first 8 bytes for the filling's number, and the next 4 for how many
+/// frames are left.
+pub const NOTE: usize = size_of::<libc::tpacket_block_desc>().next_multiple_of(8);
+/// How long that may be.
+pub const NOTE_LEN: usize = 16;
 const HEADER: usize = offset_of!(libc::tpacket_block_desc, hdr);
+/// `seq_num`.
+const FILLING_OFFSET: usize = HEADER + offset_of!(libc::tpacket_hdr_v1, seq_num);
 const STATUS_OFFSET: usize = HEADER + offset_of!(libc::tpacket_hdr_v1, block_status);
 const PACKETS_OFFSET: usize = HEADER + offset_of!(libc::tpacket_hdr_v1, num_pkts);

@@ -7,14 +7,16 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
-use std::io;
-use std::os::fd::OwnedFd;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use rustix::net::{
-    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sendto, socket_with,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, sendmsg_addr, socket_with,
 };
 
 /// The way to the service manager that started this process, if one did.
@@ -64,13 +66,29 @@ impl Manager {
     /// # Errors
     /// Nobody heard it: the system's reason.
     pub fn say(&self, lines: impl Display) -> io::Result<()> {
+        self.send(&lines.to_string(), None)
+    }
+
+    /// As [`say`](Self::say), with a descriptor.
+    pub(crate) fn send(&self, lines: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let Some((socket, address)) = &self.to else {
             return Ok(());
         };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut with = SendAncillaryBuffer::new(&mut space);
+        if let Some(fd) = &fd {
+            with.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(fd)));
+        }
         // NB: the flag, not `O_NONBLOCK`. A receiver that does not read costs nothing but the datagram.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        sendto(socket, lines.to_string().as_bytes(), flags, address)?;
+        let bytes = [IoSlice::new(lines.as_bytes())];
+        sendmsg_addr(socket, address, &bytes, &mut with, flags)?;
         Ok(())
+    }
+
+    /// Whether there is one.
+    pub fn listens(&self) -> bool {
+        self.to.is_some()
     }
 
     /// Within which time it wants to hear that the process is well, again and again.

@@ -206,6 +206,36 @@ pub fn listen_for(path: &Path, mode: u32, kind: SocketType) -> io::Result<OwnedF
     Ok(listener)
 }
 
+/// The same of a socket that a service manager made, which listens already.
+///
+/// # Errors
+/// It is another kind of socket, or lies elsewhere; or the system's.
+pub fn passed_listener(listener: OwnedFd, path: &Path, mode: u32) -> io::Result<OwnedFd> {
+    use rustix::net::sockopt::{socket_acceptconn, socket_type};
+    use std::os::unix::fs::PermissionsExt;
+    let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
+    let address = rustix::net::getsockname(&listener)?;
+    let address = SocketAddrUnix::try_from(address)
+        .map_err(|_| wrong("the service manager's socket is none of Unix".into()))?;
+    let at = address.path_bytes().unwrap_or_default();
+    if at != path.as_os_str().as_encoded_bytes() {
+        let at = String::from_utf8_lossy(at);
+        return Err(wrong(format!(
+            "the service manager listens at {at:?}: ListenStream= of its unit and `socket` of the configuration must be one path"
+        )));
+    }
+    if socket_type(&listener)? != SocketType::STREAM || !socket_acceptconn(&listener)? {
+        return Err(wrong(
+            "the service manager's socket is not ListenStream=".into(),
+        ));
+    }
+    let flags = rustix::fs::fcntl_getfl(&listener)?;
+    rustix::fs::fcntl_setfl(&listener, flags | rustix::fs::OFlags::NONBLOCK)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    pass_rights(&listener, false);
+    Ok(listener)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{IoSlice, Write};

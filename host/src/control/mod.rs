@@ -69,6 +69,7 @@ use sources::Additions;
 pub(crate) use switches::Switches;
 use vms::Vms;
 use vnplug_filter::{Compiler, Jit};
+use vnplug_os::kept::Kept;
 use vnplug_os::memory::leave_to_readers;
 use vnplug_os::namespace::Entrance;
 use vnplug_os::peer_log;
@@ -101,6 +102,8 @@ pub(crate) struct Setup {
     pub(crate) read_again: ReadAgain,
     /// By which sources enter network namespaces.
     pub(crate) entrance: Arc<Entrance>,
+    /// What the service manager keeps over a restart.
+    pub(crate) kept: Arc<Kept>,
     /// Sees threads hang.
     pub(crate) watch: Watch,
     pub(crate) listener: OwnedFd,
@@ -135,6 +138,7 @@ pub(crate) struct Control {
     additions: Additions,
     patterns: Patterns,
     entrance: Arc<Entrance>,
+    kept: Arc<Kept>,
     watch: Watch,
     /// What is done elsewhere.
     jobs: Jobs,
@@ -172,6 +176,7 @@ impl Control {
             patterns,
             read_again,
             entrance,
+            kept,
             watch,
             listener,
             termination,
@@ -203,6 +208,7 @@ impl Control {
             additions: Additions::default(),
             patterns: Patterns::default(),
             entrance,
+            kept,
             watch,
             jobs,
             leaving: Leaving::default(),
@@ -236,7 +242,7 @@ impl Control {
             turn += 1;
             self.pulse.sleep(turn);
             if let Err(error) = self.sessions.wait_for(&mut events, self.timeout()) {
-                leave_to_readers();
+                self.leave();
                 return Err(error);
             }
             self.pulse.beat(turn);
@@ -244,7 +250,7 @@ impl Control {
                 let (flags, token) = (event.flags, event.data.u64());
                 match token {
                     TERMINATION => {
-                        leave_to_readers();
+                        self.leave();
                         return Ok(());
                     }
                     LISTENER => self.guarded(None, Self::accept),
@@ -257,10 +263,17 @@ impl Control {
             }
             self.guarded(None, Self::housekeeping);
             if self.panics > MAX_PANICS {
+                self.leave();
                 let what = format!("it panicked {} times; the log says where", self.panics);
                 return Err(io::Error::other(what));
             }
         }
+    }
+
+    /// What others go on with stays as it is.
+    fn leave(&self) {
+        leave_to_readers();
+        self.kept.leave();
     }
 
     /// Does something, for a connection or for all. A panic there is a bug of ours that a peer may

@@ -169,6 +169,7 @@ impl Control {
         Means {
             programs: self.hub.twins.of_sources(),
             entrance: Arc::clone(&self.entrance),
+            kept: Arc::clone(&self.kept),
             ..Means::default()
         }
     }

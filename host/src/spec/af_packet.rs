@@ -2,25 +2,30 @@
 
 use std::sync::Arc;
 
-use super::{Opened, Options};
-use vnplug_os::namespace::Entrance;
-use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction, Interface, Namespace};
+use super::{Means, Opened, Options};
+use vnplug_path::source::af_packet::{
+    AfPacket, AfPacketConfig, Direction, Interface, Lasting, Namespace,
+};
 use vnplug_path::source::{Queue, SourceError};
 
 /// Opens the source that the options say, of the interface that `asked` is then.
 pub(super) fn open(
     options: &mut Options<'_>,
     asked: &mut Option<Interface>,
-    entrance: &Arc<Entrance>,
+    means: &Means,
 ) -> Result<Opened, SourceError> {
     let interface = options
         .take("interface")
         .unwrap_or_else(|| options.name.to_owned());
     let waits = options.waits()?;
     let namespace = options.take("netns");
-    let namespace = namespace.map(|name| Namespace::new(&name, Arc::clone(entrance)));
+    let namespace = namespace.map(|name| Namespace::new(&name, Arc::clone(&means.entrance)));
     let config = AfPacketConfig {
         namespace: namespace.transpose()?.map(Arc::new),
+        lasting: Some(Lasting {
+            kept: Arc::clone(&means.kept),
+            name: options.name.to_owned(),
+        }),
         ..AfPacketConfig::new(interface)
     };
     let config = self::config(options, config)?;

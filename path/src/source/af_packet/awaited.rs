@@ -22,6 +22,8 @@ use vnplug_frame::Frame;
 #[derive(Debug)]
 pub(super) struct Awaited {
     opener: Arc<Opener>,
+    /// Which of the interface's queues.
+    number: u32,
     /// Since the interface was there.
     found: Option<PacketQueue>,
     retry: Retry,
@@ -39,7 +41,7 @@ pub(super) struct Awaited {
 }
 
 impl Awaited {
-    pub(super) fn new(opener: Arc<Opener>) -> Self {
+    pub(super) fn new(opener: Arc<Opener>, number: u32) -> Self {
         // Loopback is the only interface that takes another filter, and it is always there.
         let seat = opener.seat(Link {
             index: 0,
@@ -49,19 +51,26 @@ impl Awaited {
             up: false,
             running: false,
         });
-        Self::with(opener, seat, None)
+        Self::with(opener, number, seat, None)
     }
 
     /// Whose interface is there already.
     pub(super) fn found(queue: PacketQueue) -> Self {
         let opener = Arc::clone(queue.opener());
-        Self::with(opener, EarlyDrop::seat(&queue), Some(queue))
+        let (number, seat) = (queue.number(), EarlyDrop::seat(&queue));
+        Self::with(opener, number, seat, Some(queue))
     }
 
-    fn with(opener: Arc<Opener>, seat: Result<Seat, String>, found: Option<PacketQueue>) -> Self {
+    fn with(
+        opener: Arc<Opener>,
+        number: u32,
+        seat: Result<Seat, String>,
+        found: Option<PacketQueue>,
+    ) -> Self {
         let now = Instant::now();
         Self {
             opener,
+            number,
             found,
             retry: Retry::at(now),
             seat,
@@ -112,7 +121,7 @@ impl Awaited {
         if !self.opener.is_there()? {
             return Err(None);
         }
-        let bound = self.opener.open()?;
+        let bound = self.opener.open(self.number)?;
         let early = self.early.as_deref();
         let filtered = self.opener.filter(&bound.rings, bound.link, early);
         // Everything is more than what was wanted, but never too little.

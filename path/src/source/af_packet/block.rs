@@ -18,6 +18,7 @@ use vnplug_ring::layout::flags;
 use vnplug_ring::offload::{Offload, SHORT_HEADER};
 
 use vnplug_frame::{Frame, vlan_of};
+use vnplug_os::packet::{NOTE, NOTE_LEN};
 
 /// Where the walk through a block stands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -29,8 +30,20 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
+    /// Where the walk through this filling of `block` stopped last, be it another process'; at first before the first frame.
+    pub(super) fn resume(block: &[u8]) -> Self {
+        let filling = block.get(FILLING..FILLING + 8);
+        match block.get(NOTE..NOTE + NOTE_LEN) {
+            Some(note) if note.get(..8) == filling => Self {
+                left: u32_at(note, 8).unwrap_or(0),
+                at: u32_at(note, 12).unwrap_or(0) as usize,
+            },
+            _ => Self::start(block),
+        }
+    }
+
     /// Before the first frame of `block`.
-    pub(super) fn start(block: &[u8]) -> Self {
+    fn start(block: &[u8]) -> Self {
         let left = u32_at(block, PACKETS).unwrap_or(0);
         let at = u32_at(block, FIRST).map_or(block.len(), |at| at as usize);
         Self { left, at }
@@ -50,6 +63,8 @@ pub(super) fn used(block: &[u8]) -> u64 {
 /// Walks through a block from a cursor on; an iterator of frames.
 #[derive(Debug)]
 pub(super) struct Walk<'a> {
+    /// What lies before the frames.
+    head: &'a mut [u8],
     rest: &'a mut [u8],
     cursor: Cursor,
     snaplen: usize,
@@ -65,8 +80,9 @@ impl<'a> Walk<'a> {
     /// Goes on in `block` at `cursor`, with frames that came until `until_ns`; they have at most
     /// `snaplen` bytes, VLAN tag included.
     pub(super) fn resume(block: &'a mut [u8], cursor: Cursor, snaplen: u32, until_ns: u64) -> Self {
-        let rest = block.get_mut(cursor.at..).unwrap_or_default();
+        let (head, rest) = block.split_at_mut_checked(cursor.at).unwrap_or_default();
         Self {
+            head,
             rest,
             cursor,
             snaplen: snaplen as usize,
@@ -98,7 +114,19 @@ impl<'a> Walk<'a> {
     }
 
     /// Where to go on, and how many frames were malformed.
+    ///
+    /// The block notes it, too, before the frames are handed out: who goes on when this process was killed hands out none of them
+    /// twice.
     pub(super) fn stop(self) -> (Cursor, u32) {
+        let Cursor { left, at } = self.cursor;
+        if let Some((header, note)) = self.head.split_at_mut_checked(NOTE)
+            && let Some(filling) = header.get(FILLING..FILLING + 8)
+            && let Some(note) = note.first_chunk_mut::<NOTE_LEN>()
+        {
+            note[..8].copy_from_slice(filling);
+            note[8..12].copy_from_slice(&left.to_ne_bytes());
+            note[12..].copy_from_slice(&(at as u32).to_ne_bytes());
+        }
         (self.cursor, self.malformed)
     }
 
@@ -252,6 +280,7 @@ const TPID_8021Q: u16 = 0x8100;
 const HEADER: usize = offset_of!(tpacket_block_desc, hdr);
 const PACKETS: usize = HEADER + offset_of!(tpacket_hdr_v1, num_pkts);
 const FIRST: usize = HEADER + offset_of!(tpacket_hdr_v1, offset_to_first_pkt);
+const FILLING: usize = HEADER + offset_of!(tpacket_hdr_v1, seq_num);
 const USED: usize = HEADER + offset_of!(tpacket_hdr_v1, blk_len);
 // tpacket3_hdr, followed by a sockaddr_ll
 const NEXT: usize = offset_of!(tpacket3_hdr, tp_next_offset);

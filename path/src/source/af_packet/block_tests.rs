@@ -1,10 +1,11 @@
 use super::*;
 
-/// A block as the kernel writes it: header of 48 bytes, then records.
+/// A block as the kernel writes it: header of 48 bytes, 16 for a note, then records.
 fn block(records: &[Record]) -> Vec<u8> {
-    let mut block = vec![0u8; 48];
+    let mut block = vec![0u8; 64];
+    put(&mut block, FILLING, &5u64.to_ne_bytes());
     put(&mut block, PACKETS, &(records.len() as u32).to_ne_bytes());
-    put(&mut block, FIRST, &48u32.to_ne_bytes());
+    put(&mut block, FIRST, &64u32.to_ne_bytes());
     for (i, record) in records.iter().enumerate() {
         let mac = HEADER_LEN + 14;
         let mut bytes = vec![0u8; mac];
@@ -147,7 +148,7 @@ fn kernel_status_becomes_flags() {
 #[test]
 fn block_that_does_not_add_up_ends_early_and_its_frames_are_counted() {
     let good = block(&[plain(60), plain(61), plain(62)]);
-    let second = 48 + (HEADER_LEN + 14 + 60).next_multiple_of(8);
+    let second = 64 + (HEADER_LEN + 14 + 60).next_multiple_of(8);
     let lies: [(usize, &[u8]); 4] = [
         (second + NEXT, &8u32.to_ne_bytes()),
         (second + NEXT, &0x7fff_ffffu32.to_ne_bytes()),
@@ -183,4 +184,23 @@ fn no_single_wrong_byte_panics() {
             assert!(frames <= 2);
         }
     }
+}
+
+#[test]
+fn another_process_goes_on_where_a_walk_stopped_but_not_in_another_filling() {
+    let mut block = block(&[plain(60), plain(61), plain(62)]);
+    let first = Cursor::resume(&block);
+    assert_eq!(first, Cursor::start(&block));
+    let mut walk = Walk::resume(&mut block, first, 65536, u64::MAX);
+    assert_eq!(walk.next().expect("first").bytes.len(), 60);
+    let (stopped, _) = walk.stop();
+    assert_eq!(Cursor::resume(&block), stopped);
+    let mut walk = Walk::resume(&mut block, stopped, 65536, u64::MAX);
+    assert_eq!(walk.next().expect("second").bytes.len(), 61);
+    assert_eq!(walk.next().expect("third").bytes.len(), 62);
+    walk.stop();
+    assert_eq!(Cursor::resume(&block).left, 0);
+    // The kernel fills it anew.
+    put(&mut block, FILLING, &6u64.to_ne_bytes());
+    assert_eq!(Cursor::resume(&block), first);
 }

@@ -31,6 +31,7 @@
 mod awaited;
 mod block;
 mod interfaces;
+mod kept;
 mod load;
 mod namespace;
 mod outbox;
@@ -41,6 +42,7 @@ mod socket;
 use std::sync::Arc;
 
 pub use interfaces::{Facts, Interface, InterfaceInfo, interfaces};
+pub use kept::Lasting;
 pub use namespace::Namespace;
 use vnplug_os::bpf::Program;
 use vnplug_ring::layout::MAX_SNAPLEN;
@@ -106,6 +108,8 @@ pub struct AfPacketConfig {
     pub send_bytes: Option<u32>,
     /// A program that decides what is received, instead of what the direction says.
     pub gate: Option<Gate>,
+    /// Who keeps the sockets over a restart, if somebody does. Not those of another network namespace.
+    pub lasting: Option<Lasting>,
 }
 
 /// A program of a packet socket that somebody else made. What it drops it counts itself: the kernel counts it
@@ -140,6 +144,7 @@ impl AfPacketConfig {
             early: true,
             send_bytes: None,
             gate: None,
+            lasting: None,
         }
     }
 
@@ -214,7 +219,7 @@ impl AfPacket {
         if opener.is_there()? {
             return Self::open(opener.config().clone());
         }
-        let queue = |_| Box::new(awaited::Awaited::new(Arc::clone(&opener))) as Box<_>;
+        let queue = |number| Box::new(awaited::Awaited::new(Arc::clone(&opener), number)) as Box<_>;
         Ok((0..opener.config().queues).map(queue).collect())
     }
 
@@ -230,10 +235,17 @@ impl AfPacket {
     pub fn open(config: AfPacketConfig) -> Result<Vec<Box<dyn Queue>>, SourceError> {
         config.check()?;
         let opener = Arc::new(socket::Opener::new(config));
-        let mut queues = Vec::new();
-        for _ in 0..opener.config().queues {
-            queues.push(opener.open()?);
+        let resumed = opener.resume();
+        if resumed.is_some() {
+            let name = &opener.config().interface;
+            log::info!(target: "source", "goes on receiving from {name:?} where an earlier daemon stopped");
         }
+        let queues = match resumed {
+            Some(queues) => queues,
+            None => (0..opener.config().queues)
+                .map(|queue| opener.open(queue))
+                .collect::<Result<_, _>>()?,
+        };
         // Filters open last: no frame arrives twice while the group gains its members.
         for bound in &queues {
             opener.start(bound)?;

@@ -30,6 +30,7 @@ use crate::source::{
 use vnplug_frame::{Frame, MAX_BATCH, recycle};
 use vnplug_os::interface;
 use vnplug_os::interface::Link;
+use vnplug_os::kept::Keeping;
 use vnplug_os::namespace::Id;
 
 /// Packet sockets with their rings.
@@ -51,6 +52,12 @@ pub(super) struct PacketQueue {
     counters: QueueCounters,
     /// Frames handed out.
     read: u64,
+    /// Which of the interface's queues.
+    number: u32,
+    /// The sockets, as long as somebody keeps them over a restart.
+    keeping: Vec<Keeping>,
+    /// Nothing is handed out yet.
+    held: Option<Held>,
 }
 
 impl PacketQueue {
@@ -75,9 +82,48 @@ impl PacketQueue {
             outbox,
             counters: QueueCounters::default(),
             read: 0,
+            number: bound.queue,
+            keeping: bound.keeping,
+            held: bound.resumed.then(Held::default),
         };
         queue.settle(bound.link.up);
+        if bound.resumed {
+            queue.take_over();
+        }
         queue
+    }
+
+    /// Begins to count where another process stopped: what lies in the rings is ours, and what was lost since it counted.
+    fn take_over(&mut self) {
+        for _ in 0..TRIES {
+            self.take_statistics();
+            let (before, waiting) = (self.counters.seen, self.rings.waiting());
+            self.take_statistics();
+            // Else frames came while the rings were counted, and may be among them.
+            let is_sure = self.counters.seen == before;
+            self.counters.seen = self.counters.dropped + waiting;
+            if is_sure {
+                return;
+            }
+        }
+    }
+
+    /// Whether nothing is to be handed out yet.
+    fn is_held(&mut self) -> bool {
+        let Some(held) = &mut self.held else {
+            return false;
+        };
+        held.until.get_or_insert_with(|| Instant::now() + HOLD);
+        if !held.left().is_zero() && !self.rings.are_half_full() {
+            return true;
+        }
+        if let Some(filter) = self.held.take().and_then(|held| held.filter)
+            && let Err(error) = self.narrow(filter)
+        {
+            // Everything is more than what was wanted, but never too little.
+            log::warn!(target: "source", "{error}: the kernel drops nothing before the ring");
+        }
+        false
     }
 
     /// The state after a bind, which leaves an error on the socket if the interface is down.
@@ -173,6 +219,7 @@ impl PacketQueue {
                 self.bound = bound.link;
                 self.namespace = bound.namespace;
                 self.rings = bound.rings;
+                self.keeping = bound.keeping;
                 self.settle(bound.link.up);
                 self.counters.rebinds += 1;
                 self.mark |= flags::SOURCE_LOSS;
@@ -188,12 +235,17 @@ impl PacketQueue {
     fn reopen(&self) -> Result<Bound, SourceError> {
         // Asked first, because a ring is expensive.
         self.opener.link(self.rings.socket())?;
-        let bound = self.opener.open()?;
+        let bound = self.opener.open(self.number)?;
         let early = self.early.as_deref();
         let filtered = self.opener.filter(&bound.rings, bound.link, early);
         // Everything is more than what was wanted, but never too little.
         filtered.or_else(|_| self.opener.start(&bound))?;
         Ok(bound)
+    }
+
+    /// Which of the interface's queues it is.
+    pub(super) fn number(&self) -> u32 {
+        self.number
     }
 
     /// The network namespace in which it is, if it is not the thread's.
@@ -233,6 +285,9 @@ impl PacketQueue {
 
 impl Queue for PacketQueue {
     fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
+        if self.is_held() {
+            return Ok(Received::Nothing);
+        }
         self.rings.release_spent();
         // A block has frames, but nothing relies on it: one round through the rings at most.
         for _ in 0..self.rings.blocks() {
@@ -269,6 +324,13 @@ impl Queue for PacketQueue {
 
     fn arm(&mut self) -> Wake<'_> {
         let within = self.patience();
+        if let Some(held) = &self.held {
+            let within = held.left().clamp(MIN_LOOK, LOOK);
+            return Wake {
+                fds: [None, None],
+                within: Some(within),
+            };
+        }
         match self.rings.arm() {
             None => Wake::NOW,
             input => Wake {
@@ -330,6 +392,11 @@ impl EarlyDrop for PacketQueue {
     }
 
     fn narrow(&mut self, filter: Box<Loaded>) -> Result<(), SourceError> {
+        // What those want who come back is not known yet.
+        if let Some(held) = &mut self.held {
+            held.filter = Some(filter);
+            return Ok(());
+        }
         self.opener.filter(&self.rings, self.bound, Some(&filter))?;
         self.early = Some(filter);
         Ok(())
@@ -379,6 +446,30 @@ impl Transmitter for PacketQueue {
     }
 }
 
+/// What another process received is held until its readers may be back, unless it becomes too much.
+#[derive(Debug, Default)]
+struct Held {
+    /// From when on it is asked for.
+    until: Option<Instant>,
+    /// What the kernel is to pass afterwards.
+    filter: Option<Box<Loaded>>,
+}
+
+impl Held {
+    fn left(&self) -> Duration {
+        let now = Instant::now();
+        self.until
+            .map_or(HOLD, |until| until.saturating_duration_since(now))
+    }
+}
+
+/// Readers come back within half a second (`guest/src/port/phase.rs`).
+const HOLD: Duration = Duration::from_secs(1);
+/// How often it is looked whether the rings are half full meanwhile.
+const LOOK: Duration = Duration::from_millis(10);
+const MIN_LOOK: Duration = Duration::from_millis(1);
+/// How often frames are counted that come meanwhile.
+const TRIES: usize = 100;
 /// How often an interface that is down is looked at, to see it deleted or up.
 const DOWN_PAUSE: Duration = Duration::from_millis(50);
 /// Added to twice the block timeout: older kernels keep it in ticks of up to 10 ms.

@@ -19,6 +19,7 @@
 //! which the reserve's blocks close. That time is a quarter of what `main` can bridge, or `main` would
 //! be full again when the wait is over.
 
+use std::cmp::Reverse;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -87,11 +88,11 @@ pub(super) struct Next {
 }
 
 impl Rings {
-    /// `has_headers`: virtio-net headers stand before the frames.
+    /// Rings that were made now, or that another process read. `has_headers`: virtio-net headers stand before the frames.
     pub(super) fn new(main: Ring, reserve: Option<Ring>, has_headers: bool) -> Self {
         Self {
-            main: Reading::new(main),
-            reserve: reserve.map(Reading::new),
+            main: Reading::resume(main),
+            reserve: reserve.map(Reading::resume),
             last: Which::Main,
             losing: false,
             has_headers,
@@ -239,11 +240,23 @@ impl Rings {
 }
 
 impl Reading {
-    fn new(ring: Ring) -> Self {
+    /// Goes on where it was read last.
+    fn resume(mut ring: Ring) -> Self {
+        let blocks = 0..ring.blocks();
+        let ours = blocks.clone().filter(|&block| ring.status(block).is_some());
+        let oldest = ours.min_by_key(|&block| ring.filling(block));
+        // Nothing waits: the block that is being filled.
+        let latest = || blocks.max_by_key(|&block| (ring.filling(block), Reverse(block)));
+        let block = oldest.or_else(latest).unwrap_or(0);
+        // A ring that was full: the kernel has not opened the next block yet.
+        let block = match ring.status(block).is_none() && ring.is_spent(block) {
+            true => (block + 1) % ring.blocks(),
+            false => block,
+        };
         Self {
+            cursor: ring.block(block).map(|bytes| Cursor::resume(bytes)),
+            block,
             ring,
-            block: 0,
-            cursor: None,
         }
     }
 
@@ -261,7 +274,7 @@ impl Reading {
         if self.cursor.is_none() {
             let status = self.ring.status(self.block)?;
             let block = self.ring.block(self.block)?;
-            let cursor = Cursor::start(block);
+            let cursor = Cursor::resume(block);
             load.add(cursor.left, used(block));
             self.cursor = Some(cursor);
             *losing |= status & libc::TP_STATUS_LOSING != 0;

@@ -10,13 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use libc::{c_int, sock_filter};
 
-use super::rings::{Rings, Shares};
+use super::rings::Rings;
 use super::{AfPacketConfig, Direction, is_capturable, kernel};
 use crate::source::SourceError;
 use crate::source::early::{Loaded, Seat};
 use vnplug_filter::ebpf::SocketShape;
 use vnplug_os::interface;
 use vnplug_os::interface::Link;
+use vnplug_os::kept::Keeping;
 use vnplug_os::namespace::Id;
 use vnplug_os::packet::{Ring, RingShape, Socket};
 
@@ -25,7 +26,7 @@ use vnplug_os::packet::{Ring, RingShape, Socket};
 pub(super) struct Opener {
     config: AfPacketConfig,
     /// The fanout group's id, once there is one.
-    group: Mutex<Option<u16>>,
+    pub(super) group: Mutex<Option<u16>>,
     /// Whether the kernel takes sockets of an interface that is down into a group (Linux ≥ 6.10).
     groups_down: bool,
 }
@@ -37,6 +38,12 @@ pub(super) struct Bound {
     pub(super) link: Link,
     /// Where, if the configuration names a network namespace.
     pub(super) namespace: Option<Id>,
+    /// Which of the interface's queues.
+    pub(super) queue: u32,
+    /// The sockets, as long as somebody keeps them over a restart.
+    pub(super) keeping: Vec<Keeping>,
+    /// Another process received into them before.
+    pub(super) resumed: bool,
 }
 
 impl Opener {
@@ -53,12 +60,12 @@ impl Opener {
     }
 
     /// Opens the sockets of one queue with their rings, deaf until [`start`](Self::start).
-    pub(super) fn open(self: &Arc<Self>) -> Result<Bound, SourceError> {
+    pub(super) fn open(self: &Arc<Self>, queue: u32) -> Result<Bound, SourceError> {
         let Some(namespace) = &self.config.namespace else {
-            return self.open_here();
+            return self.open_here(queue);
         };
         let own = Arc::clone(self);
-        let (bound, id) = namespace.within(move || own.open_here())?;
+        let (bound, id) = namespace.within(move || own.open_here(queue))?;
         Ok(Bound {
             namespace: Some(id),
             ..bound?
@@ -66,7 +73,7 @@ impl Opener {
     }
 
     /// As [`open`](Self::open), in the calling thread's network namespace.
-    fn open_here(&self) -> Result<Bound, SourceError> {
+    fn open_here(&self, queue: u32) -> Result<Bound, SourceError> {
         let name = self.config.interface.as_str();
         let socket = Socket::open().map_err(cannot_open)?;
         let link = self.link(&socket)?;
@@ -82,13 +89,8 @@ impl Opener {
         if self.config.queues > 1 && !link.up && !self.groups_down {
             return Err(SourceError::new(is_down(name)));
         }
-        let shares = self.config.shares();
-        let whole = RingShape {
-            block_size: self.config.block_size,
-            blocks: shares.map_or(self.config.blocks, |shares| shares.main),
-            timeout_ms: self.config.block_timeout_ms,
-        };
-        let main = self.receiver(socket, link, whole)?;
+        let (shape, spare) = self.ring_shapes();
+        let main = self.receiver(socket, link, shape)?;
         let socket = main.socket();
         if self.config.promiscuous && link.hardware == libc::ARPHRD_ETHER {
             socket
@@ -101,8 +103,8 @@ impl Opener {
                 false => SourceError::io(is_down(name), cause),
             })?;
         }
-        let reserve = shares.and_then(|shares| {
-            let reserve = self.reserve(&main, link, shares);
+        let reserve = spare.and_then(|spare| {
+            let reserve = self.reserve(&main, link, spare);
             reserve
                 .inspect_err(|error| {
                     log::warn!(target: "source", "interface {name:?} has no reserve: {error}");
@@ -111,10 +113,31 @@ impl Opener {
         });
         let rings = Rings::new(main, reserve, self.config.offload);
         Ok(Bound {
+            keeping: self.keep(queue, &rings),
             rings,
             link,
             namespace: None,
+            queue,
+            resumed: false,
         })
+    }
+
+    /// The shapes of a queue's rings: of the main one, and of the reserve if there is to be one.
+    pub(super) fn ring_shapes(&self) -> (RingShape, Option<RingShape>) {
+        let config = &self.config;
+        let page = rustix::param::page_size() as u32;
+        let shape = |blocks, timeout_ms| RingShape {
+            block_size: config.block_size.next_multiple_of(page),
+            blocks,
+            timeout_ms,
+        };
+        match config.shares() {
+            None => (shape(config.blocks, config.block_timeout_ms), None),
+            Some(shares) => (
+                shape(shares.main, config.block_timeout_ms),
+                Some(shape(shares.reserve, shares.reserve_timeout_ms)),
+            ),
+        }
     }
 
     /// Gives a socket its ring and binds it.
@@ -132,12 +155,7 @@ impl Opener {
     }
 
     /// Opens the ring that takes over where `main` has no room.
-    fn reserve(&self, main: &Ring, link: Link, shares: Shares) -> Result<Ring, SourceError> {
-        let shape = RingShape {
-            block_size: self.config.block_size,
-            blocks: shares.reserve,
-            timeout_ms: shares.reserve_timeout_ms,
-        };
+    fn reserve(&self, main: &Ring, link: Link, shape: RingShape) -> Result<Ring, SourceError> {
         let reserve = self.receiver(Socket::open().map_err(cannot_open)?, link, shape)?;
         // A group by a program that it was not given: all frames are the first member's, or where that
         // has no room the next one's.
@@ -302,13 +320,7 @@ impl Opener {
     }
 
     fn ring(&self, socket: Socket, shape: RingShape) -> Result<Ring, SourceError> {
-        let page = rustix::param::page_size() as u32;
-        let block_size = shape.block_size.next_multiple_of(page);
-        let blocks = shape.blocks;
-        let shape = RingShape {
-            block_size,
-            ..shape
-        };
+        let (block_size, blocks) = (shape.block_size, shape.blocks);
         socket.into_ring(shape).map_err(|cause| {
             let short = match cause.raw_os_error() {
                 Some(libc::ENOMEM) => "; lower blocks or block_size",
@@ -410,7 +422,7 @@ const HEADROOM: c_int = 8;
 /// With a virtio-net header of 10 bytes between, which makes room for a tag once it was read.
 const HEADROOM_WITH_HEADER: c_int = 6;
 /// Of `linux/if_packet.h`: frames come and go with a virtio-net header before them.
-const PACKET_VNET_HDR: c_int = 15;
+pub(super) const PACKET_VNET_HDR: c_int = 15;
 
 #[cfg(test)]
 mod tests {
@@ -455,7 +467,7 @@ mod tests {
                 group: Mutex::default(),
                 groups_down,
             });
-            opener.open().map_err(|error| error.to_string())
+            opener.open(0).map_err(|error| error.to_string())
         };
         // Not what the kernel says of a socket that has its ring already.
         assert_eq!(open(false).unwrap_err(), is_down("down0"));

@@ -1,0 +1,280 @@
+//! Descriptors that a service manager keeps while this process is replaced by the next: `FDSTORE=1` of `sd_notify(3)`, and
+//! `sd_listen_fds(3)` by which they come back. Sockets that the manager made for this process come the same way.
+//!
+//! Whoever started the process names them, and is trusted. A manager that does not listen costs a restart what would have
+//! been kept, and nothing else.
+#![expect(
+    unsafe_code,
+    reason = "the environment says which descriptors are the process' own"
+)]
+
+use std::env;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::io::{FdFlags, fcntl_setfd};
+
+use crate::service::Manager;
+
+/// What a service manager keeps for this process, and for the next.
+#[derive(Debug, Default)]
+pub struct Kept {
+    manager: Arc<Manager>,
+    /// What was kept for this process and nobody has taken yet.
+    passed: Mutex<Vec<(String, OwnedFd)>>,
+    phase: Mutex<Phase>,
+    /// Tells apart what has one name, also of earlier processes.
+    number: AtomicU64,
+}
+
+/// What becomes of what is let go.
+#[derive(Debug)]
+enum Phase {
+    /// It is forgotten once the process serves: if it fails, the next has another look.
+    Starts(Vec<String>),
+    /// It is forgotten.
+    Serves,
+    /// It is for the next process.
+    Ends,
+}
+
+impl Default for Phase {
+    fn default() -> Self {
+        Self::Starts(Vec::new())
+    }
+}
+
+/// A descriptor that is kept as long as this lives, or until the process is over.
+#[derive(Debug)]
+pub struct Keeping {
+    kept: Arc<Kept>,
+    name: String,
+}
+
+impl Kept {
+    /// What the environment says was passed (`LISTEN_FDS`, `LISTEN_FDNAMES` and `LISTEN_PID`). Once in a process.
+    pub fn of_environment(manager: Arc<Manager>) -> Self {
+        static TAKEN: AtomicBool = AtomicBool::new(false);
+        let text = |name| env::var(name).unwrap_or_default();
+        let names = text("LISTEN_FDNAMES");
+        let ours = text("LISTEN_PID").parse() == Ok(std::process::id());
+        let ours = ours && !TAKEN.swap(true, Ordering::Relaxed);
+        let count = text("LISTEN_FDS").parse().unwrap_or(0);
+        let mut passed = Vec::new();
+        let mut names = names.split(':');
+        for number in (FIRST..).take(if ours { count } else { 0 }) {
+            let name = names.next().unwrap_or_default().to_owned();
+            if !is_open(number) {
+                continue;
+            }
+            // SAFETY: it has been open since the process began: the manager, which named this very process, passed it for whoever
+            // asks here (`sd_listen_fds(3)`), and nobody else has asked.
+            let fd = unsafe { OwnedFd::from_raw_fd(number) };
+            // What this process starts must not have it.
+            if let Err(error) = fcntl_setfd(&fd, FdFlags::CLOEXEC) {
+                log::warn!(target: "control", "descriptor {number} of the service manager: {error}");
+            }
+            passed.push((name, fd));
+        }
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            manager,
+            passed: Mutex::new(passed),
+            phase: Mutex::default(),
+            number: AtomicU64::new(since.map_or(0, |since| since.as_nanos() as u64)),
+        }
+    }
+
+    /// Takes what was passed under this very name: a socket that the manager made.
+    pub fn take(&self, name: &str) -> Option<OwnedFd> {
+        let mut passed = self.passed();
+        let at = passed.iter().position(|(known, _)| known == name)?;
+        Some(passed.swap_remove(at).1)
+    }
+
+    /// Takes what an earlier process had kept as this.
+    pub fn take_kept(self: &Arc<Self>, name: &str) -> Option<(OwnedFd, Keeping)> {
+        let is_it = |known: &str| known.rsplit_once(NUMBERED).map(|(front, _)| front) == Some(name);
+        let mut passed = self.passed();
+        let at = passed.iter().position(|(known, _)| is_it(known))?;
+        let (name, fd) = passed.swap_remove(at);
+        let kept = Arc::clone(self);
+        Some((fd, Keeping { kept, name }))
+    }
+
+    /// Has a descriptor kept for the next process. `name`: printable characters of ASCII without a colon, at most 200 of them.
+    /// `None`: nobody keeps it.
+    pub fn keep(self: &Arc<Self>, name: &str, fd: BorrowedFd<'_>) -> Option<Keeping> {
+        if !self.manager.listens() {
+            return None;
+        }
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{name}{NUMBERED}{number:x}");
+        // Not watched by the manager: an interface that goes down makes its socket report an error.
+        let lines = format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}");
+        match self.manager.send(&lines, Some(fd)) {
+            Ok(()) => Some(Keeping {
+                kept: Arc::clone(self),
+                name,
+            }),
+            Err(error) => {
+                log::warn!(target: "control", "the service manager keeps nothing over a restart: {error}");
+                None
+            }
+        }
+    }
+
+    /// The process serves: what it let go is of no more use.
+    pub fn settle(&self) {
+        let phase = std::mem::replace(&mut *self.phase(), Phase::Serves);
+        if let Phase::Starts(stale) = phase {
+            stale.iter().for_each(|name| self.forget(name));
+        }
+    }
+
+    /// What nobody took is of no more use.
+    pub fn let_go(&self) {
+        for (name, fd) in std::mem::take(&mut *self.passed()) {
+            log::info!(target: "control", "{name:?}, which an earlier daemon had kept, is let go");
+            self.forget(&name);
+            drop(fd);
+        }
+    }
+
+    /// The process ends: what is let go now is for the next.
+    pub fn leave(&self) {
+        *self.phase() = Phase::Ends;
+    }
+
+    fn phase(&self) -> MutexGuard<'_, Phase> {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget(&self, name: &str) {
+        if let Err(error) = self
+            .manager
+            .send(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), None)
+        {
+            log::warn!(target: "control", "the service manager keeps {name:?} although it is of no use: {error}");
+        }
+    }
+
+    fn passed(&self) -> MutexGuard<'_, Vec<(String, OwnedFd)>> {
+        self.passed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Keeping {
+    fn drop(&mut self) {
+        match &mut *self.kept.phase() {
+            Phase::Starts(stale) => stale.push(std::mem::take(&mut self.name)),
+            Phase::Serves => self.kept.forget(&self.name),
+            Phase::Ends => {}
+        }
+    }
+}
+
+fn is_open(number: RawFd) -> bool {
+    // Reads flags, of whoever's file that is.
+    std::fs::read_link(format!("/proc/self/fd/{number}")).is_ok()
+}
+
+/// `SD_LISTEN_FDS_START`.
+const FIRST: RawFd = 3;
+/// Stands before the number in a name.
+const NUMBERED: char = '#';
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixDatagram;
+
+    use vnplug_testing::TestDir;
+
+    use super::*;
+
+    fn heard(socket: &UnixDatagram) -> String {
+        let mut bytes = [0; 512];
+        match socket.recv(&mut bytes) {
+            Ok(len) => String::from_utf8_lossy(&bytes[..len]).into_owned(),
+            Err(_) => String::new(),
+        }
+    }
+
+    /// A manager that keeps `old` for this process.
+    fn kept(dir: &TestDir, old: &[&str]) -> (Arc<Kept>, UnixDatagram) {
+        let path = dir.path("notify");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let manager = Manager::new(path.as_os_str(), None).unwrap();
+        let fd = || std::fs::File::open("/dev/null").unwrap().into();
+        let passed = old.iter().map(|&name| (name.to_owned(), fd())).collect();
+        let kept = Kept {
+            manager: Arc::new(manager),
+            passed: Mutex::new(passed),
+            ..Kept::default()
+        };
+        (Arc::new(kept), socket)
+    }
+
+    #[test]
+    fn what_is_let_go_is_forgotten_when_the_process_serves_but_not_when_it_ends() {
+        let dir = TestDir::new("kept");
+        let (kept, told) = kept(&dir, &[]);
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let keep = || kept.keep("eth0 main", file.as_fd()).unwrap();
+        drop(keep());
+        assert_eq!(heard(&told), "FDSTORE=1\nFDPOLL=0\nFDNAME=eth0 main#0");
+        assert_eq!(heard(&told), "");
+        kept.settle();
+        assert_eq!(heard(&told), "FDSTOREREMOVE=1\nFDNAME=eth0 main#0");
+        drop(keep());
+        assert_eq!(heard(&told), "FDSTORE=1\nFDPOLL=0\nFDNAME=eth0 main#1");
+        assert_eq!(heard(&told), "FDSTOREREMOVE=1\nFDNAME=eth0 main#1");
+        let last = keep();
+        assert_eq!(heard(&told), "FDSTORE=1\nFDPOLL=0\nFDNAME=eth0 main#2");
+        kept.leave();
+        drop(last);
+        assert_eq!(heard(&told), "");
+    }
+
+    #[test]
+    fn what_was_passed_is_taken_once_by_its_name_and_the_rest_is_forgotten() {
+        let dir = TestDir::new("kept");
+        let (kept, told) = kept(
+            &dir,
+            &["eth0 main#7", "control", "eth1 main#8", "eth0 main"],
+        );
+        assert!(kept.take("contro").is_none());
+        assert!(kept.take("control").is_some());
+        assert!(kept.take("control").is_none());
+        assert!(kept.take_kept("eth0").is_none());
+        let (_fd, keeping) = kept.take_kept("eth0 main").unwrap();
+        assert_eq!(keeping.name, "eth0 main#7");
+        assert!(kept.take_kept("eth0 main").is_none(), "it has no number");
+        kept.settle();
+        assert_eq!(heard(&told), "");
+        kept.let_go();
+        let rest = [heard(&told), heard(&told), heard(&told)];
+        let mut rest: Vec<_> = rest.iter().filter(|text| !text.is_empty()).collect();
+        rest.sort();
+        assert_eq!(
+            rest,
+            [
+                "FDSTOREREMOVE=1\nFDNAME=eth0 main",
+                "FDSTOREREMOVE=1\nFDNAME=eth1 main#8"
+            ]
+        );
+        assert!(kept.take_kept("eth1 main").is_none());
+    }
+
+    #[test]
+    fn without_a_manager_nothing_is_kept() {
+        let kept = Arc::new(Kept::default());
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(kept.keep("eth0 main", file.as_fd()).is_none());
+        kept.let_go();
+    }
+}
