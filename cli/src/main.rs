@@ -13,6 +13,7 @@ mod extcap;
 mod external;
 mod extract;
 mod failure;
+mod feed;
 mod flows;
 mod grant;
 mod interface;
@@ -66,6 +67,8 @@ enum Action {
     Send(capture::send::Send),
     /// Send the frames of capture files with their recorded gaps, or at a rate
     Replay(replay::Replay),
+    /// Send what another machine captures: pcap-over-IP, TZSP, a pipe
+    Feed(feed::Feed),
     /// Send back every packet of a device, for measuring
     Echo(capture::echo::Echo),
     /// Serve Wireshark as an external capture program
@@ -153,6 +156,7 @@ fn main() -> ExitCode {
         Action::Record(record) => record.run(&socket),
         Action::Send(send) => send.run(&socket),
         Action::Replay(replay) => replay.run(&socket),
+        Action::Feed(feed) => feed.run(&socket),
         Action::Echo(echo) => echo.run(&socket),
         Action::Extcap(extcap) => extcap.run(&socket),
         Action::Tap(tap) => tap.run(&socket),

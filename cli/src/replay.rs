@@ -75,7 +75,7 @@ pub(crate) struct Replay {
 
 /// What `--to` names.
 #[derive(Debug, Clone, PartialEq)]
-enum Target {
+pub(crate) enum Target {
     Interface(String),
     Device(String),
 }
@@ -194,7 +194,11 @@ impl Replay {
                 grouped(report.backwards)
             ))?;
         }
-        for line in refusals(&report.refused, longest) {
+        for line in refusals(
+            &report.refused,
+            longest,
+            "only their beginning was recorded (--snapped send or pad)",
+        ) {
             out::line(&escape(&line))?;
         }
         if let Some(host) = host {
@@ -236,7 +240,7 @@ fn verdict(report: &Report) -> Outcome {
 }
 
 /// Whether all that was handed over left the daemon, as far as anybody knows.
-fn all_left(counted: &Counted) -> Outcome {
+pub(crate) fn all_left(counted: &Counted) -> Outcome {
     let dropped: u64 = counted.dropped.iter().map(|(_, count)| count).sum();
     let mut why = Vec::new();
     if dropped > 0 {
@@ -263,7 +267,7 @@ fn all_left(counted: &Counted) -> Outcome {
     }
 }
 
-fn refusals(refused: &Refused, longest: &str) -> Vec<String> {
+pub(crate) fn refusals(refused: &Refused, longest: &str, snapped: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut add = |count: u64, why: String| {
         if count > 0 {
@@ -271,8 +275,7 @@ fn refusals(refused: &Refused, longest: &str) -> Vec<String> {
         }
     };
     add(refused.too_long, format!("too long ({longest})"));
-    let whole = "only their beginning was recorded (--snapped send or pad)";
-    add(refused.snapped, whole.into());
+    add(refused.snapped, snapped.into());
     for (link_type, count) in &refused.foreign {
         let why = format!(
             "their link type is {link_type}, and only Ethernet (1) is sent; `tcprewrite --dlt=enet` can add headers"
@@ -331,7 +334,7 @@ fn to_json(report: &Report, host: Option<&Counted>) -> serde_json::Value {
     })
 }
 
-fn target(text: &str) -> Result<Target, String> {
+pub(crate) fn target(text: &str) -> Result<Target, String> {
     match text.strip_prefix("port:") {
         Some("") => Err("port: wants the name of a device; see `vnplug list`".into()),
         Some(device) => Ok(Target::Device(device.to_owned())),
