@@ -1,5 +1,7 @@
 //! `vnplug flows`: who spoke with whom in a recording, and how much.
 
+mod ipfix;
+
 use std::path::PathBuf;
 
 use clap::Args;
@@ -44,6 +46,9 @@ pub(crate) struct Flows {
     /// A line of JSON for each flow
     #[arg(long)]
     json: bool,
+    /// All flows as IPFIX instead: into a new file, or to a collector by UDP (port 4739 if none is said)
+    #[arg(long, value_name = "FILE|udp://HOST[:PORT]", value_parser = ipfix::target, conflicts_with_all = ["json", "top"])]
+    ipfix: Option<ipfix::Target>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -80,6 +85,10 @@ impl Flows {
         wrong.search(&mut search);
         tell_losses(&search);
         let flows = table.sorted(self.by == By::Packets);
+        if let Some(target) = &self.ipfix {
+            export(target, &flows, table.other())?;
+            return wrong.end("counted");
+        }
         for (flow, sum) in flows.iter().take(self.top) {
             self.line(Some(flow), *sum)?;
         }
@@ -139,6 +148,25 @@ impl Flows {
             "{bytes:>18} bytes {packets:>14} packets  {first} {last}  {name}"
         ))
     }
+}
+
+/// Sends all flows as IPFIX.
+fn export(target: &ipfix::Target, flows: &[(Flow, Sum)], other: Sum) -> Result<(), Failure> {
+    let mut exporter = ipfix::Exporter::open(target)?;
+    for (flow, sum) in flows {
+        exporter.add(flow, *sum)?;
+    }
+    let (records, messages) = exporter.finish()?;
+    let messages = counted(messages, "message");
+    out::note(&format!(
+        "{} in {messages}",
+        counted(records.into(), "flow")
+    ));
+    if other.packets > 0 {
+        let packets = counted(other.packets, "packet");
+        out::note(&format!("{packets} of other kinds are in no flow"));
+    }
+    Ok(())
 }
 
 /// A protocol's name, or its number.
