@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
+use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
 use crate::act::{Ancestor, Who};
@@ -60,6 +61,8 @@ pub(crate) enum Looked {
 pub(crate) struct Look {
     thread: u32,
     directory: OwnedFd,
+    /// The file that runs, if it may be read: its name leads nowhere once the process' first thread has ended.
+    exe: Option<File>,
     version: Version,
     line: Vec<u8>,
     is_settled: bool,
@@ -143,6 +146,7 @@ impl Known {
             self.remember(thread, directory, (version, line, Arc::clone(&who)))?;
             return Ok(Looked::Whole(who));
         }
+        let exe = exe_in(&directory)?;
         let who = Who {
             pid,
             started,
@@ -154,19 +158,20 @@ impl Known {
         self.start(Look {
             thread,
             directory,
+            keeps: keeps && exe.is_some(),
+            exe,
             version,
             line,
             is_settled,
-            keeps,
             who,
             hash: Sha256::new(),
             read: 0,
         })
     }
 
-    /// Nothing is read of a file that was read before, or is too long.
+    /// Nothing is read of a file that was read before, is too long, or may not be read.
     fn start(&self, look: Look) -> io::Result<Looked> {
-        let known = match look.version.length > MOST_FILE_BYTES {
+        let known = match look.version.length > MOST_FILE_BYTES || look.exe.is_none() {
             true => Some(None),
             false => lock(&self.hashes).get(&look.version).copied(),
         };
@@ -187,7 +192,11 @@ impl Known {
                 let hash = look.hash.finalize_reset();
                 self.finish(*look, Some(hash.into()))
             }
-            Err(_) => self.finish(*look, None),
+            // It changes while it runs, or its disk fails: nothing is known of it but that.
+            Err(_) => {
+                look.keeps = false;
+                self.finish(*look, None)
+            }
         }
     }
 
@@ -262,14 +271,15 @@ impl Look {
     /// Reads a piece for the SHA-256 of the file that a process runs; whether that was the last. The file cannot be written
     /// to while it runs; the version is compared all the same.
     fn read_on(&mut self) -> io::Result<bool> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let file = File::from(openat(&self.directory, "exe", flags, Mode::empty())?);
+        let Some(exe) = &self.exe else {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        };
         let to = self.version.length.min(self.read + PIECE_BYTES);
         let mut buffer = vec![0; 1 << 16];
         while self.read < to {
             let left = usize::try_from(to - self.read).unwrap_or(usize::MAX);
             let most = left.min(buffer.len());
-            match file.read_at(&mut buffer[..most], self.read)? {
+            match exe.read_at(&mut buffer[..most], self.read)? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 length => {
                     self.hash.update(&buffer[..length]);
@@ -277,7 +287,7 @@ impl Look {
                 }
             }
         }
-        if Version::of(&file.metadata()?) != self.version {
+        if Version::of(&exe.metadata()?) != self.version {
             return Err(io::Error::other("the file has changed"));
         }
         Ok(self.read == self.version.length)
@@ -304,6 +314,16 @@ impl Version {
             changed: (file.ctime(), file.ctime_nsec()),
             written: (file.mtime(), file.mtime_nsec()),
         }
+    }
+}
+
+/// The file that a process runs, if it may be read.
+fn exe_in(directory: &OwnedFd) -> io::Result<Option<File>> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    match openat(directory, "exe", flags, Mode::empty()) {
+        Ok(file) => Ok(Some(File::from(file))),
+        Err(Errno::ACCESS | Errno::PERM) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -24,6 +24,7 @@ fn look_in(directory: &OwnedFd, version: Version, keeps: bool) -> Look {
     };
     Look {
         thread: 0,
+        exe: exe_in(directory).unwrap(),
         directory: directory.try_clone().unwrap(),
         version,
         line: Vec::new(),
@@ -115,6 +116,44 @@ fn a_time_is_past_when_no_change_can_have_it() {
         let version = at(seconds, nanoseconds);
         assert_eq!(version.is_settled(now), is_settled, "{version:?}");
     }
+}
+
+/// The name of what a process runs leads nowhere once its first thread has ended; its other threads wait for an answer still.
+#[test]
+fn a_name_that_leads_nowhere_any_more_takes_no_hash_away() {
+    let dir = vnplug_testing::TestDir::new("sandbox-who");
+    let bytes = vec![5; PIECE_BYTES as usize + 1];
+    let hash = <[u8; 32]>::from(Sha256::digest(&bytes));
+    let directory = OwnedFd::from(File::open(&dir.0).unwrap());
+    let known = Known::default();
+    let part = |version| match known.start(look_in(&directory, version, true)).unwrap() {
+        Looked::Part(look) => look,
+        Looked::Whole(who) => panic!("it is known: {who:?}"),
+    };
+    fs::write(dir.path("exe"), &bytes).unwrap();
+    // Another name keeps the file as it is while the first goes.
+    let version = version_in(&directory).unwrap();
+    let Looked::Part(look) = known.go_on(part(version)).unwrap() else {
+        panic!("it has two pieces")
+    };
+    fs::rename(dir.path("exe"), dir.path("other")).unwrap();
+    // A change of name has its time, as a thread's end has none: the version that is compared is that of now.
+    let look = Box::new(Look {
+        version: {
+            let metadata = fs::metadata(dir.path("other")).unwrap();
+            Version::of(&metadata)
+        },
+        ..*look
+    });
+    let who = whole(&known, known.go_on(look).unwrap());
+    assert_eq!(who.hash, Some(hash));
+    // What fails is not remembered.
+    fs::write(dir.path("exe"), &bytes).unwrap();
+    let version = version_in(&directory).unwrap();
+    let look = part(version);
+    fs::write(dir.path("exe"), "").unwrap();
+    assert_eq!(whole(&known, known.go_on(look).unwrap()).hash, None);
+    assert!(!lock(&known.hashes).contains_key(&version));
 }
 
 #[test]

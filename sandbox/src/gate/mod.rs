@@ -175,8 +175,14 @@ impl Gate {
             .filter(|name| may(std::slice::from_ref(name)))
             .cloned()
             .collect();
-        // An answer that held for the one act.
-        Some(if allowed.is_empty() { all } else { allowed })
+        if !allowed.is_empty() {
+            return Some(allowed);
+        }
+        // An answer that held for the one act: for the names that were in the question, if there were some.
+        let denied =
+            |name: &Name| policy.decide(act, std::slice::from_ref(name), now).say == Say::Deny;
+        let asked = before.iter().filter(|name| !denied(name)).cloned();
+        (!before.is_empty()).then(|| asked.collect())
     }
 
     /// Whether what allowed an act has no end. If it has one, or is over already, so have the packets that it lets pass.

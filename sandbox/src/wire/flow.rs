@@ -184,8 +184,9 @@ impl Flow {
         self.next.wrapping_sub(self.said.len() as u32)
     }
 
-    pub(super) fn is_answered(&self) -> bool {
-        self.theirs.is_some()
+    /// Whether the program's kernel has taken an answer.
+    pub(super) fn stands(&self) -> bool {
+        self.stands
     }
 
     /// Nothing is left to look at: it passes as it is.

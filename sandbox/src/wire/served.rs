@@ -118,8 +118,9 @@ impl Served {
             }
         };
         if segment.has(RST) {
-            // While nobody has answered, the kernel resets what is not of this connection, and goes on.
-            if !flow.is_answered() {
+            // Until the kernel has taken an answer it resets what is not of this connection, and goes on. What entered before this
+            // left shows nothing: it may be what the reset is about.
+            if !flow.stands() {
                 self.flows.put(key, flow);
             }
             return Word::Passes;

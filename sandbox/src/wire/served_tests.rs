@@ -350,6 +350,21 @@ fn a_first_segment_with_words_is_said_again_before_its_answer_is_taken() {
     assert_eq!(talk.again(0, rest), WAITS);
 }
 
+/// Old segments of the peer's, which enter with its answer, are reset by a kernel that goes on.
+#[test]
+fn a_reset_of_what_is_old_does_not_end_the_looking_of_what_begins() {
+    let mut talk = Talk::new();
+    assert_eq!(talk.begins(OWN), Word::Passes);
+    assert!(talk.comes(OWN, THEIRS - 5000, OURS - 5000, ACK, b"old"));
+    assert!(talk.is_answered(OWN));
+    assert_eq!(talk.segment(OWN, OURS - 5000, RST, &[]), Word::Passes);
+    assert!(talk.is_looked_at());
+    talk.next = (OURS.wrapping_add(1), THEIRS + 1);
+    assert_eq!(talk.again(0, &[]), Word::Passes);
+    let refused = talk.says(&hello(&["c.org"], 9000));
+    assert!(matches!(refused, Word::Refused(_)), "{refused:?}");
+}
+
 #[test]
 fn all_that_is_kept_of_connections_is_counted() {
     let mut talk = Talk::new();

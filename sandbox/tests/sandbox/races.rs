@@ -91,8 +91,13 @@ fn memory_that_is_taken_away_is_no_way_past() {
     let naive = [
         "naive", &ports[0], "--", &inside, "race", "unmapped", "5000", &ports[0], &ports[1],
     ];
-    let text = said(&mut as_nobody(&naive));
-    assert!(bad.arrived() > 0, "the control was not got past: {text}");
+    // On a busy machine not each of them finds the moment.
+    let mut controls = (0..10).map(|_| said(&mut as_nobody(&naive)));
+    let past = controls.find(|text| {
+        println!("naive: {text}");
+        bad.arrived() > 0
+    });
+    assert!(past.is_some(), "the control was not got past");
 }
 
 /// Runs one race; how many calls were refused, and how many got to the bad port.

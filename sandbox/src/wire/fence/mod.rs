@@ -89,6 +89,8 @@ struct State {
     all: bool,
     counts: Counts,
     told: HashSet<Peer>,
+    /// Names that were refused at a peer, which are told once, too.
+    told_names: HashSet<(SocketAddr, Name)>,
 }
 
 /// A datagram in parts: sender, receiver, protocol, number.
@@ -117,6 +119,7 @@ impl Fence {
             all: false,
             counts: Counts::default(),
             told: HashSet::new(),
+            told_names: HashSet::new(),
         };
         Self {
             state: Mutex::new(state),

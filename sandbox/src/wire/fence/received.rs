@@ -102,26 +102,23 @@ impl State {
         rules: Option<&Rules>,
     ) -> Fate {
         let now = Instant::now();
+        let own_end = SocketAddr::new(to, own);
+        let fate = match self.judge(peer, Some(own), rules) {
+            Fate::Denied(_) if self.brief.received(peer, own_end, segment, now) => Fate::Permitted,
+            fate => fate,
+        };
+        // Who answers a connection of the program's has not come by itself.
+        if !matches!(fate, Fate::Denied(_)) {
+            return fate;
+        }
         let is_chosen = matches!(own, CHOSEN_FIRST..=CHOSEN_LAST);
         let chosen = if is_chosen { 0 } else { own };
         let listens = [(peer.0, own), (peer.0, chosen), (Transport::Raw, 0)];
-        let listens = listens.iter().any(|key| self.listening.lives(key, now));
-        if listens {
-            self.came.add((peer, own));
-            self.known.extend(peer.1, Some(now + ANSWER));
-            return Fate::Permitted;
+        if !listens.iter().any(|key| self.listening.lives(key, now)) {
+            return Fate::Denied(peer);
         }
-        match self.judge(peer, Some(own), rules) {
-            Fate::Denied(_) => {
-                match self
-                    .brief
-                    .received(peer, SocketAddr::new(to, own), segment, now)
-                {
-                    true => Fate::Permitted,
-                    false => Fate::Denied(peer),
-                }
-            }
-            fate => fate,
-        }
+        self.came.add((peer, own));
+        self.known.extend(peer.1, Some(now + ANSWER));
+        Fate::Permitted
     }
 }

@@ -80,9 +80,9 @@ impl State {
             Word::Passes => fate,
             Word::Refused(name) => {
                 if let Some(name) = name
-                    && self.told.len() < MOST_TOLD
+                    && self.told_names.len() < MOST_TOLD
+                    && self.told_names.insert((peer, name.clone()))
                 {
-                    self.told.insert((Transport::Tcp, peer.ip(), own));
                     log::warn!(
                         "no rule allows {name} at {peer}: what names it by TLS is dropped at the wire"
                     );
