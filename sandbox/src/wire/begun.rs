@@ -12,7 +12,7 @@ pub(super) type Names = Option<Arc<[Name]>>;
 /// The connections that calls made last. A later one between the same ends takes the place of an earlier one.
 #[derive(Debug, Default)]
 pub(super) struct Begun {
-    connections: HashMap<Ends, (u64, Names)>,
+    connections: HashMap<Ends, Made>,
     /// In which order they were made, with the number of each.
     order: VecDeque<(Ends, u64)>,
     next: u64,
@@ -20,11 +20,25 @@ pub(super) struct Begun {
     kept: usize,
 }
 
+/// A connection that a call made.
+#[derive(Debug)]
+struct Made {
+    number: u64,
+    names: Names,
+    /// The number of the segment that began it, once it was seen: another one is another connection.
+    began_with: Option<u32>,
+}
+
 impl Begun {
     pub(super) fn note(&mut self, ends: Ends, names: Names) {
         self.kept += bytes(&names);
-        if let Some((_, before)) = self.connections.insert(ends, (self.next, names)) {
-            self.kept -= bytes(&before);
+        let made = Made {
+            number: self.next,
+            names,
+            began_with: None,
+        };
+        if let Some(before) = self.connections.insert(ends, made) {
+            self.kept -= bytes(&before.names);
         }
         self.order.push_back((ends, self.next));
         self.next += 1;
@@ -32,11 +46,11 @@ impl Begun {
             let Some((ends, number)) = self.order.pop_front() else {
                 return;
             };
-            let is_it = |(known, _): &(u64, Names)| *known == number;
+            let is_it = |made: &Made| made.number == number;
             if self.connections.get(&ends).is_some_and(is_it)
-                && let Some((_, names)) = self.connections.remove(&ends)
+                && let Some(made) = self.connections.remove(&ends)
             {
-                self.kept -= bytes(&names);
+                self.kept -= bytes(&made.names);
             }
         }
     }
@@ -46,10 +60,20 @@ impl Begun {
         self.next
     }
 
-    /// The last one between these ends: its number, and its names.
-    pub(super) fn find(&self, ends: &Ends) -> Option<(u64, &Names)> {
-        let (number, names) = self.connections.get(ends)?;
-        Some((*number, names))
+    /// The last one between these ends, if it is older than none of these calls: its names. It is taken for the one that began with a
+    /// segment of this number, and from then on for no other.
+    pub(super) fn find(&mut self, ends: &Ends, since: u64, began_with: u32) -> Option<&Names> {
+        let made = self.connections.get_mut(ends)?;
+        let is_it =
+            made.number >= since && *made.began_with.get_or_insert(began_with) == began_with;
+        is_it.then_some(&made.names)
+    }
+
+    /// Whether the last one between these ends was allowed as an address.
+    pub(super) fn is_bare(&self, ends: &Ends) -> bool {
+        self.connections
+            .get(ends)
+            .is_some_and(|made| made.names.is_none())
     }
 }
 
@@ -84,17 +108,17 @@ mod tests {
             begun.note(ends(0), named("a.org"));
             assert!(begun.connections.len() <= MOST && begun.order.len() <= MOST);
         }
-        let names = |begun: &Begun, port| begun.find(&ends(port)).map(|(_, names)| names.clone());
-        assert_eq!(names(&begun, 0), Some(named("a.org")));
-        assert_eq!(names(&begun, 59_999), Some(None));
-        assert_eq!(names(&begun, 1), None);
+        let names = |begun: &mut Begun, port| begun.find(&ends(port), 0, 7).cloned();
+        assert_eq!(names(&mut begun, 0), Some(named("a.org")));
+        assert_eq!(names(&mut begun, 59_999), Some(None));
+        assert_eq!(names(&mut begun, 1), None);
         let label = "x".repeat(60);
         let long: Arc<[Name]> = vec![Name::new(&[&label[..]; 4].join(".")).unwrap(); 16].into();
         for port in 0..10_000 {
             begun.note(ends(port), Some(Arc::clone(&long)));
             assert!(begun.kept <= MOST_KEPT);
         }
-        assert_eq!(names(&begun, 9_999), Some(Some(long)));
+        assert_eq!(names(&mut begun, 9_999), Some(Some(long)));
         for port in 0..60_000 {
             begun.note(ends(port), None);
         }

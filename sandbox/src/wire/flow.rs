@@ -184,6 +184,11 @@ impl Flow {
         self.next.wrapping_sub(self.said.len() as u32)
     }
 
+    /// The number that it began with.
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
     /// Whether the program's kernel has taken an answer.
     pub(super) fn stands(&self) -> bool {
         self.stands

@@ -71,12 +71,15 @@ impl Served {
         self.named.contains(&peer)
     }
 
-    /// By what a connection was allowed that was first seen at this mark, if its call has said so. What was said before may be
-    /// about an old one, as long as a call is under way.
-    fn names_of(&self, ends: &Ends, mark: u64) -> Option<Names> {
-        let (number, names) = self.begun.find(ends)?;
-        let is_it = number >= mark || !self.calls.contains_key(&ends.0);
-        is_it.then(|| names.clone())
+    /// By what a connection was allowed that was first seen at this mark, and began with a segment of this number, if its call has
+    /// said so. What was said before may be about an old one, as long as a call is under way.
+    fn names_of(&mut self, ends: &Ends, mark: u64, began_with: u32) -> Option<Names> {
+        let since = if self.calls.contains_key(&ends.0) {
+            mark
+        } else {
+            0
+        };
+        self.begun.find(ends, since, began_with).cloned()
     }
 
     /// A segment of the program's from this address and port to that peer. `may` says whether a rule allows another name there.
@@ -106,7 +109,7 @@ impl Served {
             None if !begins || by == By::Other => return Word::Passes,
             None => {
                 let mark = self.begun.mark();
-                let names = self.names_of(&key, mark);
+                let names = self.names_of(&key, mark, segment.number);
                 if names == Some(None) {
                     return Word::Passes;
                 }
@@ -126,7 +129,7 @@ impl Served {
             return Word::Passes;
         }
         if !segment.data.is_empty() && !flow.is_named() {
-            match self.names_of(&key, flow.mark()) {
+            match self.names_of(&key, flow.mark(), flow.number()) {
                 Some(None) => return Word::Passes,
                 Some(Some(names)) => flow.name(names),
                 None if by == By::Rule => flow.name(Arc::default()),
@@ -168,11 +171,7 @@ impl Served {
                 true
             }
             // It had to make room for others: it begins anew, and is known again.
-            None => {
-                !segment.has(SYN | ACK)
-                    || !self.is_named(peer)
-                    || matches!(self.begun.find(&key), Some((_, None)))
-            }
+            None => !segment.has(SYN | ACK) || !self.is_named(peer) || self.begun.is_bare(&key),
         }
     }
 }

@@ -57,6 +57,12 @@ impl Talk {
         self.served.begins(peer(), Some(here(own)), by(names));
     }
 
+    /// The same as an address.
+    fn calls_address(&mut self, own: u16) {
+        assert!(self.served.allow(peer(), false));
+        self.served.begins(peer(), Some(here(own)), None);
+    }
+
     fn segment(&mut self, own: u16, number: u32, flags: u8, data: &[u8]) -> Word {
         let segment = Segment {
             number,
@@ -363,6 +369,34 @@ fn a_reset_of_what_is_old_does_not_end_the_looking_of_what_begins() {
     assert_eq!(talk.again(0, &[]), Word::Passes);
     let refused = talk.says(&hello(&["c.org"], 9000));
     assert!(matches!(refused, Word::Refused(_)), "{refused:?}");
+}
+
+/// What gets past the calls may use the ends of an old connection; it is not that.
+#[test]
+fn ends_that_were_used_before_give_a_connection_no_name() {
+    for names in [Some("a.org"), None] {
+        let mut talk = Talk::new();
+        match names {
+            Some(name) => talk.calls(OWN, &[name]),
+            None => talk.calls_address(OWN),
+        }
+        talk.connect();
+        let hello = hello(&["a.org"], 9000);
+        assert_eq!(talk.says(&hello), Word::Passes);
+        // Nobody's, with another number.
+        talk.next = (OURS.wrapping_add(77), THEIRS);
+        assert_eq!(talk.segment(OWN, talk.next.0, SYN, &[]), Word::Passes);
+        assert!(talk.comes(OWN, THEIRS, talk.next.0.wrapping_add(1), SYN | ACK, &[]));
+        talk.next = (talk.next.0.wrapping_add(1), THEIRS + 1);
+        assert_eq!(talk.again(0, &[]), Word::Passes);
+        assert_eq!(talk.says(&hello), WAITS, "{names:?}");
+        // A call's.
+        match names {
+            Some(name) => talk.calls(OWN, &[name]),
+            None => talk.calls_address(OWN),
+        }
+        assert_eq!(talk.again(hello.len(), &hello), Word::Passes, "{names:?}");
+    }
 }
 
 #[test]
