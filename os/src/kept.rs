@@ -32,7 +32,7 @@ pub struct Kept {
 /// What becomes of what is let go.
 #[derive(Debug)]
 enum Phase {
-    /// It is forgotten once the process serves: if it fails, the next has another look.
+    /// It is forgotten. What was passed is so once the process serves: if it fails, the next has another look.
     Starts(Vec<String>),
     /// It is forgotten.
     Serves,
@@ -51,6 +51,8 @@ impl Default for Phase {
 pub struct Keeping {
     kept: Arc<Kept>,
     name: String,
+    /// It was kept for this process, and not by it.
+    is_passed: bool,
 }
 
 impl Kept {
@@ -94,14 +96,34 @@ impl Kept {
         Some(passed.swap_remove(at).1)
     }
 
-    /// Takes what an earlier process had kept as this.
+    /// Takes what an earlier process had kept as this: the last, if there are several.
     pub fn take_kept(self: &Arc<Self>, name: &str) -> Option<(OwnedFd, Keeping)> {
-        let is_it = |known: &str| known.rsplit_once(NUMBERED).map(|(front, _)| front) == Some(name);
+        let number = |known: &str| {
+            let (front, number) = known.rsplit_once(NUMBERED)?;
+            let number = u64::from_str_radix(number, 16).ok()?;
+            (front == name).then_some(number)
+        };
+        let mut found = Vec::new();
         let mut passed = self.passed();
-        let at = passed.iter().position(|(known, _)| is_it(known))?;
-        let (name, fd) = passed.swap_remove(at);
-        let kept = Arc::clone(self);
-        Some((fd, Keeping { kept, name }))
+        for (known, fd) in std::mem::take(&mut *passed) {
+            match number(&known) {
+                Some(number) => found.push((number, known, fd)),
+                None => passed.push((known, fd)),
+            }
+        }
+        drop(passed);
+        found.sort_unstable_by_key(|(number, ..)| *number);
+        let (_, name, fd) = found.pop()?;
+        let keeping = |name| Keeping {
+            kept: Arc::clone(self),
+            name,
+            is_passed: true,
+        };
+        // What is older nobody wants: it was to be forgotten, and nobody heard it.
+        found
+            .into_iter()
+            .for_each(|(_, name, _)| drop(keeping(name)));
+        Some((fd, keeping(name)))
     }
 
     /// Has a descriptor kept for the next process. `name`: printable characters of ASCII without a colon, at most 200 of them.
@@ -118,6 +140,7 @@ impl Kept {
             Ok(()) => Some(Keeping {
                 kept: Arc::clone(self),
                 name,
+                is_passed: false,
             }),
             Err(error) => {
                 log::warn!(target: "control", "the service manager keeps nothing over a restart: {error}");
@@ -169,15 +192,14 @@ impl Kept {
 impl Drop for Keeping {
     fn drop(&mut self) {
         match &mut *self.kept.phase() {
-            Phase::Starts(stale) => stale.push(std::mem::take(&mut self.name)),
-            Phase::Serves => self.kept.forget(&self.name),
+            Phase::Starts(stale) if self.is_passed => stale.push(std::mem::take(&mut self.name)),
+            Phase::Starts(_) | Phase::Serves => self.kept.forget(&self.name),
             Phase::Ends => {}
         }
     }
 }
 
 fn is_open(number: RawFd) -> bool {
-    // Reads flags, of whoever's file that is.
     std::fs::read_link(format!("/proc/self/fd/{number}")).is_ok()
 }
 
@@ -227,9 +249,10 @@ mod tests {
         let keep = || kept.keep("eth0 main", file.as_fd()).unwrap();
         drop(keep());
         assert_eq!(heard(&told), "FDSTORE=1\nFDPOLL=0\nFDNAME=eth0 main#0");
-        assert_eq!(heard(&told), "");
-        kept.settle();
+        // A start that fails leaves nothing of its own.
         assert_eq!(heard(&told), "FDSTOREREMOVE=1\nFDNAME=eth0 main#0");
+        kept.settle();
+        assert_eq!(heard(&told), "");
         drop(keep());
         assert_eq!(heard(&told), "FDSTORE=1\nFDPOLL=0\nFDNAME=eth0 main#1");
         assert_eq!(heard(&told), "FDSTOREREMOVE=1\nFDNAME=eth0 main#1");
@@ -245,17 +268,24 @@ mod tests {
         let dir = TestDir::new("kept");
         let (kept, told) = kept(
             &dir,
-            &["eth0 main#7", "control", "eth1 main#8", "eth0 main"],
+            &[
+                "eth0 main#7",
+                "control",
+                "eth1 main#8",
+                "eth0 main",
+                "eth0 main#1f",
+            ],
         );
         assert!(kept.take("contro").is_none());
         assert!(kept.take("control").is_some());
         assert!(kept.take("control").is_none());
         assert!(kept.take_kept("eth0").is_none());
         let (_fd, keeping) = kept.take_kept("eth0 main").unwrap();
-        assert_eq!(keeping.name, "eth0 main#7");
+        assert_eq!(keeping.name, "eth0 main#1f", "the last");
         assert!(kept.take_kept("eth0 main").is_none(), "it has no number");
-        kept.settle();
         assert_eq!(heard(&told), "");
+        kept.settle();
+        assert_eq!(heard(&told), "FDSTOREREMOVE=1\nFDNAME=eth0 main#7");
         kept.let_go();
         let rest = [heard(&told), heard(&told), heard(&told)];
         let mut rest: Vec<_> = rest.iter().filter(|text| !text.is_empty()).collect();

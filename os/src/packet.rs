@@ -377,7 +377,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `into_ring`, its whole length, never used again.
+        // SAFETY: the mapping made in `map`, its whole length, never used again.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.block_size * self.blocks) };
     }
 }

@@ -12,6 +12,7 @@
 //! block, and a block that does not add up ends early, its frames counted as lost.
 
 use std::mem::offset_of;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 use libc::{sockaddr_ll, tpacket_block_desc, tpacket_hdr_v1, tpacket3_hdr};
 use vnplug_ring::layout::flags;
@@ -123,9 +124,11 @@ impl<'a> Walk<'a> {
             && let Some(filling) = header.get(FILLING..FILLING + 8)
             && let Some(note) = note.first_chunk_mut::<NOTE_LEN>()
         {
-            note[..8].copy_from_slice(filling);
             note[8..12].copy_from_slice(&left.to_ne_bytes());
             note[12..].copy_from_slice(&(at as u32).to_ne_bytes());
+            // Whose note it is comes last: this process may be killed between two of its instructions.
+            compiler_fence(Ordering::Release);
+            note[..8].copy_from_slice(filling);
         }
         (self.cursor, self.malformed)
     }
@@ -208,6 +211,11 @@ fn frame(record: &mut [u8], snaplen: usize, has_headers: bool) -> Option<Frame<'
     }
     if tag && len >= MACS_LEN && start >= HEADER_LEN + VLAN_TAG_LEN {
         record.get(start..start.checked_add(len)?)?;
+        let header = start.checked_sub(SHORT_HEADER + VLAN_TAG_LEN);
+        let header = header.filter(|&at| has_headers && at >= HEADER_LEN);
+        if let Some(header) = header {
+            record.copy_within(start - SHORT_HEADER..start, header);
+        }
         record.copy_within(start..start + MACS_LEN, start - VLAN_TAG_LEN);
         start -= VLAN_TAG_LEN;
         let tag = start + MACS_LEN;
@@ -218,6 +226,15 @@ fn frame(record: &mut [u8], snaplen: usize, has_headers: bool) -> Option<Frame<'
             offload.csum_start = offload.csum_start.saturating_add(VLAN_TAG_LEN as u16);
         }
         wire_len = wire_len.saturating_add(VLAN_TAG_LEN as u32);
+        if let Some(header) = header.filter(|_| offload.is_due()) {
+            let csum_start = offload.csum_start.to_ne_bytes();
+            put(record, header + CSUM_START, &csum_start);
+        }
+        // Who reads it again, as this process was killed, is not to put it there again.
+        put(record, MAC, &(start as u16).to_ne_bytes());
+        put(record, SNAPLEN, &(len as u32).to_ne_bytes());
+        put(record, LEN, &wire_len.to_ne_bytes());
+        put(record, STATUS, &(status & !VLAN_STATUS).to_ne_bytes());
     }
     let record: &[u8] = record;
     let bytes = record.get(start..)?.get(..len)?;
@@ -251,6 +268,13 @@ fn offload_before(record: &[u8], start: usize) -> Option<Offload> {
     })
 }
 
+#[inline(always)]
+fn put(record: &mut [u8], at: usize, bytes: &[u8]) {
+    if let Some(place) = record.get_mut(at..at + bytes.len()) {
+        place.copy_from_slice(bytes);
+    }
+}
+
 /// A record's time stamp.
 fn time_of(record: &[u8]) -> Option<u64> {
     Some(nanoseconds(
@@ -275,6 +299,9 @@ const MACS_LEN: usize = 12;
 /// Tag of IEEE 802.1Q-2018, 9.4: TPID and TCI, big-endian.
 const VLAN_TAG_LEN: usize = 4;
 const TPID_8021Q: u16 = 0x8100;
+/// In a virtio-net header.
+const CSUM_START: usize = 6;
+const VLAN_STATUS: u32 = libc::TP_STATUS_VLAN_VALID | libc::TP_STATUS_VLAN_TPID_VALID;
 
 // tpacket_block_desc
 const HEADER: usize = offset_of!(tpacket_block_desc, hdr);

@@ -37,10 +37,6 @@ fn block(records: &[Record]) -> Vec<u8> {
     block
 }
 
-fn put(bytes: &mut [u8], offset: usize, value: &[u8]) {
-    bytes[offset..offset + value.len()].copy_from_slice(value);
-}
-
 #[derive(Default, Clone)]
 struct Record {
     bytes: Vec<u8>,
@@ -101,6 +97,41 @@ fn tag_from_metadata_is_put_back_as_on_the_wire() {
         assert_eq!((frame.wire_len, frame.vlan_tci), (64, 0x6123));
         assert_eq!(frame.flags, flags::VLAN);
     });
+}
+
+/// A process that was killed before it noted how far it was: the next one reads the block as it finds it.
+#[test]
+fn a_tag_that_was_put_back_is_there_once_for_who_reads_the_block_again() {
+    let status = libc::TP_STATUS_VLAN_VALID | libc::TP_STATUS_VLAN_TPID_VALID;
+    let tagged = Record {
+        status,
+        tci: 0x6123,
+        tpid: 0x88a8,
+        ..plain(60)
+    };
+    for has_headers in [false, true] {
+        let mut block = block(&[tagged.clone(), plain(61)]);
+        if has_headers {
+            // A checksum that is due.
+            let header = 64 + HEADER_LEN + 14 - SHORT_HEADER;
+            block[header] = 1;
+            put(&mut block, header + CSUM_START, &34_u16.to_ne_bytes());
+        }
+        let mut read = || {
+            let cursor = Cursor::resume(&block);
+            let walk = Walk::resume(&mut block, cursor, 65536, u64::MAX);
+            let frames = walk.with_headers(has_headers).map(|it| {
+                let what = (it.wire_len, it.vlan_tci, it.flags, it.offload);
+                (it.bytes.to_vec(), what)
+            });
+            frames.collect::<Vec<_>>()
+        };
+        let first = read();
+        let (bytes, (_, tci, _, offload)) = &first[0];
+        assert_eq!((first.len(), bytes.len(), *tci), (2, 64, 0x6123));
+        assert_eq!(offload.csum_start, if has_headers { 38 } else { 0 });
+        assert_eq!(read(), first);
+    }
 }
 
 #[test]

@@ -37,8 +37,10 @@ impl Opener {
         if let Some(first) = bound.first()
             && self.config().queues > 1
         {
-            let group = first.rings.socket().get(libc::PACKET_FANOUT).ok()?;
-            *self.group.lock().unwrap_or_else(PoisonError::into_inner) = Some(group as u16);
+            let group = group_of(first.rings.socket())?;
+            let is_one = |bound: &Bound| group_of(bound.rings.socket()) == Some(group);
+            bound.iter().all(is_one).then_some(())?;
+            *self.group.lock().unwrap_or_else(PoisonError::into_inner) = Some(group);
         }
         Some(bound)
     }
@@ -56,6 +58,12 @@ impl Opener {
         // An interface of the same name may be another one.
         let is_bound = |socket: &Socket| socket.bound_to().is_ok_and(|to| to == link.index);
         rings.sockets().all(is_bound).then_some(())?;
+        // The reserve of another main ring would have what that has.
+        let groups: Vec<_> = rings.sockets().map(group_of).collect();
+        groups
+            .windows(2)
+            .all(|two| two[0].is_some() && two[0] == two[1])
+            .then_some(())?;
         Some(Bound {
             rings,
             link,
@@ -113,7 +121,7 @@ impl Opener {
         let config = self.config();
         let one = |is: bool| u8::from(is);
         format!(
-            "{FORM} {} {queue}/{} {which} {}x{}@{} reserve={} {:?} promiscuous={} hardware={}",
+            "{FORM} {} {queue}/{} {which} {}x{}@{} reserve={} {:?} promiscuous={} hardware={} send={}",
             lasting.name,
             config.queues,
             config.block_size,
@@ -123,8 +131,14 @@ impl Opener {
             config.direction,
             one(config.promiscuous),
             one(config.hardware_timestamps),
+            config.send_bytes.unwrap_or(0),
         )
     }
+}
+
+/// The group of the kernel's that a socket is in.
+fn group_of(socket: &Socket) -> Option<u16> {
+    socket.get(libc::PACKET_FANOUT).ok().map(|word| word as u16)
 }
 
 /// Changes when rings mean something else, or their notes do.

@@ -58,6 +58,8 @@ pub(super) struct PacketQueue {
     keeping: Vec<Keeping>,
     /// Nothing is handed out yet.
     held: Option<Held>,
+    /// What another process left was never counted in a quiet moment.
+    unsure: bool,
 }
 
 impl PacketQueue {
@@ -85,6 +87,7 @@ impl PacketQueue {
             number: bound.queue,
             keeping: bound.keeping,
             held: bound.resumed.then(Held::default),
+            unsure: false,
         };
         queue.settle(bound.link.up);
         if bound.resumed {
@@ -106,6 +109,7 @@ impl PacketQueue {
                 return;
             }
         }
+        self.unsure = true;
     }
 
     /// Whether nothing is to be handed out yet.
@@ -114,7 +118,10 @@ impl PacketQueue {
             return false;
         };
         held.until.get_or_insert_with(|| Instant::now() + HOLD);
-        if !held.left().is_zero() && !self.rings.are_half_full() {
+        let left = held.left();
+        // What is full already waits for a reader, too: it would be lost without one.
+        let is_pressed = HOLD - left >= LEAST_HOLD && self.rings.are_half_full();
+        if !left.is_zero() && !is_pressed {
             return true;
         }
         if let Some(filter) = self.held.take().and_then(|held| held.filter)
@@ -171,6 +178,12 @@ impl PacketQueue {
         let counted = self.rings.waiting();
         self.take_statistics();
         let after = taken(self);
+        if self.unsure && after == before {
+            let counters = &mut self.counters;
+            counters.seen = counters.shown + counters.dropped + self.read + counted;
+            self.unsure = false;
+            return counted;
+        }
         let rest = after.saturating_sub(self.read);
         rest.clamp(counted, counted + after.saturating_sub(before))
     }
@@ -465,6 +478,8 @@ impl Held {
 
 /// Readers come back within half a second (`guest/src/port/phase.rs`).
 const HOLD: Duration = Duration::from_secs(1);
+/// Those of a daemon that was there a moment ago come sooner.
+const LEAST_HOLD: Duration = Duration::from_millis(200);
 /// How often it is looked whether the rings are half full meanwhile.
 const LOOK: Duration = Duration::from_millis(10);
 const MIN_LOOK: Duration = Duration::from_millis(1);

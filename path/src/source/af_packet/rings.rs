@@ -243,11 +243,13 @@ impl Reading {
     /// Goes on where it was read last.
     fn resume(mut ring: Ring) -> Self {
         let blocks = 0..ring.blocks();
-        let ours = blocks.clone().filter(|&block| ring.status(block).is_some());
+        // The block that is being filled, unless something waits. Looked for first: the kernel may hand it over meanwhile.
+        let latest = blocks
+            .clone()
+            .max_by_key(|&block| (ring.filling(block), Reverse(block)));
+        let ours = blocks.filter(|&block| ring.status(block).is_some());
         let oldest = ours.min_by_key(|&block| ring.filling(block));
-        // Nothing waits: the block that is being filled.
-        let latest = || blocks.max_by_key(|&block| (ring.filling(block), Reverse(block)));
-        let block = oldest.or_else(latest).unwrap_or(0);
+        let block = oldest.or(latest).unwrap_or(0);
         // A ring that was full: the kernel has not opened the next block yet.
         let block = match ring.status(block).is_none() && ring.is_spent(block) {
             true => (block + 1) % ring.blocks(),
