@@ -22,6 +22,8 @@ enum Item {
     Frame(Vec<u8>),
     /// Only its beginning was captured.
     Snapped,
+    /// No frame is that long.
+    TooLong,
     /// Of this link type, and no Ethernet.
     Foreign(u32),
     /// The stream is over, and why if that is not how captures end.
@@ -35,10 +37,17 @@ pub(super) fn follow(server: &str, once: bool, sink: &mut Sink<'_>) -> Result<()
     while !sink.stops() {
         let why = match connect(server) {
             Ok(stream) => {
-                out::note(&escape(&format!("{server}: connected")));
-                (pause, told) = (FIRST_PAUSE, String::new());
+                // A server that takes and ends connections is told of once, too.
+                if told.is_empty() {
+                    out::note(&escape(&format!("{server}: connected")));
+                }
                 sink.report.connections += 1;
-                read(Box::new(stream), server, sink)?
+                let before = sink.report.frames;
+                let why = read(Box::new(stream), server, sink)?;
+                if sink.report.frames > before {
+                    (pause, told) = (FIRST_PAUSE, String::new());
+                }
+                why
             }
             Err(error) => Some(error.to_string()),
         };
@@ -113,6 +122,7 @@ fn take_apart(mut reader: Reader, to: &SyncSender<Item>) {
         let item = match reader.read() {
             Ok(Some(packet)) if packet.link_type != ETHERNET => Item::Foreign(packet.link_type),
             Ok(Some(packet)) if packet.bytes.len() < packet.wire_len as usize => Item::Snapped,
+            Ok(Some(packet)) if packet.bytes.len() > LONGEST => Item::TooLong,
             Ok(Some(packet)) => Item::Frame(packet.bytes.to_vec()),
             Ok(None) => Item::End(match reader.end() {
                 End::Torn(at) => Some(format!("it ended within the block at byte {at}")),
@@ -143,6 +153,7 @@ fn pass_on(items: &Receiver<Item>, sink: &mut Sink<'_>) -> Result<Option<String>
             match item {
                 Item::Frame(frame) => batch.push(frame),
                 Item::Snapped => sink.report.refused.snapped += 1,
+                Item::TooLong => sink.report.refused.too_long += 1,
                 Item::Foreign(kind) => *sink.report.refused.foreign.entry(kind).or_default() += 1,
                 Item::End(why) => end = Some(why),
             }
@@ -158,8 +169,10 @@ fn pass_on(items: &Receiver<Item>, sink: &mut Sink<'_>) -> Result<Option<String>
 
 /// `LINKTYPE_ETHERNET`.
 const ETHERNET: u32 = 1;
+/// A record has no more, with a tag of a VLAN and the Ethernet header: so what waits is bounded, too.
+const LONGEST: usize = 65_535 + 18;
 /// Frames that are read ahead of what was sent.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 1024;
 /// How soon a signal is seen.
 const LOOK: Duration = Duration::from_millis(50);
 const CONNECT: Duration = Duration::from_secs(5);

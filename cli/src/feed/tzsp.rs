@@ -40,6 +40,8 @@ pub(super) struct Unread {
 #[derive(Debug, PartialEq)]
 enum Content<'a> {
     Frame(&'a [u8]),
+    /// Only its beginning.
+    Snapped,
     Malformed,
     Foreign,
     Empty,
@@ -77,15 +79,18 @@ pub(super) fn listen(address: SocketAddr, sink: &mut Sink<'_>) -> Result<(), Fai
 
 fn pass_on(inbox: &Inbox, sink: &mut Sink<'_>) -> Result<(), Failure> {
     let mut frames = Vec::with_capacity(inbox.len());
+    let mut snapped = 0;
     let unread = &mut sink.report.unread;
     for at in 0..inbox.len() {
         match content(inbox.get(at).0) {
             Content::Frame(frame) => frames.push(frame),
+            Content::Snapped => snapped += 1,
             Content::Malformed => unread.malformed += 1,
             Content::Foreign => unread.foreign += 1,
             Content::Empty => unread.empty += 1,
         }
     }
+    sink.report.refused.snapped += snapped;
     sink.send(&frames)
 }
 
@@ -103,8 +108,13 @@ fn content(datagram: &[u8]) -> Content<'_> {
         CONFIGURATION | KEEPALIVE | PORT_OPENER => return Content::Empty,
         _ => return Content::Malformed,
     }
+    let mut original = 0;
     loop {
         rest = match rest {
+            [ORIGINAL_LENGTH, 2, high, low, rest @ ..] => {
+                original = usize::from(u16::from_be_bytes([*high, *low]));
+                rest
+            }
             [END, frame @ ..] => {
                 rest = frame;
                 break;
@@ -119,6 +129,7 @@ fn content(datagram: &[u8]) -> Content<'_> {
     }
     match (u16::from_be_bytes(*encapsulation), rest) {
         (_, []) => Content::Empty,
+        (ETHERNET, frame) if frame.len() < original => Content::Snapped,
         (ETHERNET, frame) => Content::Frame(frame),
         _ => Content::Foreign,
     }
@@ -165,6 +176,8 @@ const PORT_OPENER: u8 = 5;
 const ETHERNET: u16 = 1;
 const PADDING: u8 = 0;
 const END: u8 = 1;
+/// How long the frame was before it was cut.
+const ORIGINAL_LENGTH: u8 = 41;
 /// The column of `/proc/net/udp` that has the socket's file.
 const INODE: usize = 9;
 /// The longest datagram of UDP.
@@ -183,6 +196,8 @@ mod tests {
         assert_eq!(content(&plain), Content::Frame(&[0xaa, 0xbb]));
         let tagged = [1, 0, 0, 1, 0, 0, 10, 2, 1, 1, 41, 0, 1, 0xaa];
         assert_eq!(content(&tagged), Content::Frame(&[0xaa]));
+        let cut = [1, 0, 0, 1, 41, 2, 0, 2, 1, 0xaa];
+        assert_eq!(content(&cut), Content::Snapped);
         let to_send = [1, 1, 0, 1, 1, 0xaa];
         assert_eq!(content(&to_send), Content::Frame(&[0xaa]));
         assert_eq!(content(&[1, 4, 0, 0]), Content::Empty);

@@ -32,8 +32,6 @@ pub(super) struct Exporter {
     outlet: Outlet,
     /// Encoded records of IPv4 and of IPv6.
     waiting: [Vec<u8>; 2],
-    /// Seconds since 1970.
-    time: u32,
     sent: u32,
     messages: u64,
 }
@@ -75,11 +73,9 @@ impl Exporter {
                 Outlet::Collector(connect(host).map_err(about)?)
             }
         };
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Ok(Self {
             outlet,
             waiting: Default::default(),
-            time: now.unwrap_or_default().as_secs() as u32,
             sent: 0,
             messages: 0,
         })
@@ -134,7 +130,9 @@ impl Exporter {
 
     fn send(&mut self, family: usize) -> Result<(), Failure> {
         let records = std::mem::take(&mut self.waiting[family]);
-        let mut message = message(self.time, self.sent, family, &records);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let time = now.unwrap_or_default().as_secs() as u32;
+        let message = message(time, self.sent, family, &records);
         match &mut self.outlet {
             Outlet::File(file) => file.write_all(&message)?,
             Outlet::Collector(socket) => {
@@ -145,7 +143,6 @@ impl Exporter {
                 }
             }
         }
-        message.clear();
         let count = records.len() / RECORD[family];
         self.sent = self.sent.wrapping_add(count as u32);
         self.messages += 1;
