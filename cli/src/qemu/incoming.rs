@@ -51,7 +51,14 @@ impl Attach {
     /// Prepares, says so, waits and attaches; one that has come already is attached at once.
     pub(super) fn attach_incoming(&self, monitor: &mut dyn Monitor, mut client: Client) -> Outcome {
         let name = &self.vm.name;
-        if has_come(monitor)? {
+        if let Some(status) = has_come(monitor)? {
+            if !self.come {
+                // Another machine's, which would read what this one may.
+                let text = format!(
+                    "this QEMU waits for no machine, it is {status:?}: start one with -incoming, or name that one's monitor"
+                );
+                return Err(Failure::about(name, text));
+            }
             out::line(&format!("{name}: {READY}"))?;
             self.attach_pool(monitor, &self.buses, client)?;
             return Ok(OK);
@@ -137,11 +144,12 @@ impl Attach {
     }
 }
 
-/// Whether the machine runs in this QEMU, or is stopped here.
-fn has_come(monitor: &mut dyn Monitor) -> Result<bool, MonitorError> {
+/// What the machine does in this QEMU, if there is one.
+fn has_come(monitor: &mut dyn Monitor) -> Result<Option<String>, MonitorError> {
     let answer = monitor.execute("query-status", json!({}))?;
-    let waits = ["inmigrate", "prelaunch", "finish-migrate"];
-    Ok(!waits.iter().any(|status| answer["status"] == *status))
+    let status = answer["status"].as_str().unwrap_or("unknown");
+    let waits = ["inmigrate", "prelaunch", "finish-migrate"].contains(&status);
+    Ok((!waits).then(|| status.to_owned()))
 }
 
 /// Whether QEMU receives the machine.
@@ -154,7 +162,7 @@ fn comes(monitor: &mut dyn Monitor) -> Result<bool, MonitorError> {
 fn wait(monitor: &mut dyn Monitor, words: &Receiver<String>) -> Result<Waited, MonitorError> {
     let mut orphan = None;
     loop {
-        if has_come(monitor)? {
+        if has_come(monitor)?.is_some() {
             return Ok(Waited::Come);
         }
         let cancelled = match words.try_recv() {

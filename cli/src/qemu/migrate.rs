@@ -159,7 +159,7 @@ impl Migrate {
     ) -> Result<Target, Failure> {
         self.refuse_what_stays(qemu)?;
         let needs = self.needs(client)?;
-        let mut target = Target::start(self.command(&needs)?)?;
+        let mut target = Target::start(self.command(&needs, false)?)?;
         let begun = target.await_ready(READY_LIMIT).and_then(|()| {
             self.let_go(qemu, client, owner, times)?;
             qemu.execute("migrate", json!({"uri": self.to}))?;
@@ -176,7 +176,7 @@ impl Migrate {
     fn find_target(&self) -> Result<Target, Failure> {
         let deadline = Instant::now() + READY_LIMIT;
         loop {
-            let mut target = Target::start(self.command(&BTreeSet::new())?)?;
+            let mut target = Target::start(self.command(&BTreeSet::new(), true)?)?;
             match target.await_ready(READY_LIMIT) {
                 Ok(()) => return Ok(target),
                 Err(refusal) if Instant::now() >= deadline => return Err(self.stranded(&refusal)),
@@ -229,7 +229,11 @@ impl Migrate {
     }
 
     /// What is run where the machine goes to.
-    fn command(&self, needs: &BTreeSet<String>) -> Result<std::process::Command, Failure> {
+    fn command(
+        &self,
+        needs: &BTreeSet<String>,
+        has_come: bool,
+    ) -> Result<std::process::Command, Failure> {
         let mut words: Vec<String> = Vec::new();
         let mut option = |name: &str, value: &str| {
             words.extend([name.to_owned(), value.to_owned()]);
@@ -256,6 +260,9 @@ impl Migrate {
             option("--qemu-user", user);
         }
         words.push("--incoming".to_owned());
+        if has_come {
+            words.push("--come".to_owned());
+        }
         target::command(self.ssh.as_deref(), &words)
     }
 
@@ -399,10 +406,12 @@ impl Migrate {
         target: Option<Target>,
         failure: Failure,
     ) -> Failure {
+        // First what the machine needs; the target may be out of reach.
+        let undone = self.undo(qemu, client, owner);
         if let Some(target) = target {
             target.cancel();
         }
-        match self.undo(qemu, client, owner) {
+        match undone {
             Ok(false) => failure,
             Ok(true) => {
                 let text = format!("{}; it is attached here as before", failure.line());
@@ -460,9 +469,9 @@ fn standing(qemu: &mut Qmp) -> Result<(Standing, Value), MonitorError> {
     let state = qemu.execute("query-status", json!({}))?;
     let standing = match told["status"].as_str() {
         None | Some("none" | "failed" | "cancelled") => Standing::Here,
-        // One that completed and was started again is here.
-        Some("completed") if state["status"] == "running" => Standing::Here,
-        Some("completed") => Standing::Gone,
+        // One that came here once is here, whatever it does now.
+        Some("completed") if state["status"] == "postmigrate" => Standing::Gone,
+        Some("completed") => Standing::Here,
         Some(_) => Standing::Moving,
     };
     Ok((standing, told))

@@ -114,6 +114,9 @@ pub(crate) struct Attach {
     /// `vnplug migrate`; `cancel` on standard input ends the wait
     #[arg(long, conflicts_with_all = ["libvirt", "nics", "grow", "doorbell"])]
     incoming: bool,
+    /// With --incoming: the machine is here already, or on its way
+    #[arg(long, requires = "incoming", hide = true)]
+    come: bool,
     /// With --incoming: a source that the machine's applications read, to be refused where it is not to be seen
     #[arg(long, value_name = "SOURCE", requires = "incoming", hide = true)]
     needs: Vec<String>,

@@ -2,9 +2,9 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::incoming::{CANCEL, READY};
 use crate::failure::Failure;
@@ -29,6 +29,10 @@ pub(super) fn command(ssh: Option<&str>, arguments: &[String]) -> Result<Command
         Some(host) => {
             let quoted: Vec<String> = arguments.iter().map(|argument| quote(argument)).collect();
             let mut command = Command::new("ssh");
+            // It cannot ask anything, in a group of its own, and notices that the other side is gone.
+            for option in SSH {
+                command.args(["-o", option]);
+            }
             // Options end here; the other side's shell reads the rest.
             command.args(["--", host, &format!("vnplug {}", quoted.join(" "))]);
             command
@@ -52,10 +56,13 @@ impl Target {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| Failure::about(format!("cannot run {program}"), error))?;
-        let (sender, lines) = channel();
+        let (sender, lines) = sync_channel(MOST_LINES);
         if let Some(output) = process.stdout.take() {
             std::thread::spawn(move || {
-                let lines = BufReader::new(output).lines().map_while(Result::ok);
+                // It says two lines.
+                let lines = BufReader::new(output.take(MOST_TEXT))
+                    .lines()
+                    .map_while(Result::ok);
                 lines
                     .take_while(|line| sender.send(line.clone()).is_ok())
                     .for_each(drop);
@@ -107,13 +114,21 @@ impl Target {
         }
     }
 
-    /// The machine does not come.
+    /// The machine does not come. One that does not end is killed: what it left there the next command finds.
     pub(super) fn cancel(mut self) {
         if let Some(mut input) = self.process.stdin.take() {
             // One that has ended needs not be told.
             let _ = writeln!(input, "{CANCEL}");
         }
-        let _ = self.process.wait();
+        let until = Instant::now() + CANCEL_LIMIT;
+        while matches!(self.process.try_wait(), Ok(None)) {
+            if Instant::now() > until {
+                let _ = self.process.kill();
+                let _ = self.process.wait();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     fn refusal(&mut self) -> Failure {
@@ -136,6 +151,15 @@ fn quote(text: &str) -> String {
 }
 
 const MOST_TEXT: u64 = 64 << 10;
+const MOST_LINES: usize = 16;
+/// So long a target is waited for that is told to end.
+const CANCEL_LIMIT: Duration = Duration::from_secs(10);
+const SSH: [&str; 4] = [
+    "BatchMode=yes",
+    "ConnectTimeout=10",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+];
 
 #[cfg(test)]
 mod tests {

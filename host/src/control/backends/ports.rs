@@ -18,6 +18,7 @@ use vnplug_ring::control::{Grow, Open, RingPlace, code};
 
 use super::growth::{Wanted, device_len};
 use crate::control::Control;
+use crate::control::channel::MOVES;
 use crate::control::memory::Want;
 use crate::control::session::Over;
 use crate::control::waiting::{Then, Whom};
@@ -53,7 +54,12 @@ impl Control {
         programs: Programs,
         mut grown: Grown,
     ) -> Result<(), Over> {
-        match self.lacks(viewer, &open, &programs, &mut grown) {
+        // Its filter was compiled, or memory was plugged, since it was asked for.
+        let lacks = match self.vms.is_held(viewer) {
+            true => Err(Refusal::new(code::UNAVAILABLE, MOVES)),
+            false => self.lacks(viewer, &open, &programs, &mut grown),
+        };
+        match lacks {
             Ok(None) => {}
             Ok(Some((part, len))) => {
                 // As a user's rings do: memory takes its time to commit.
