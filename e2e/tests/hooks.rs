@@ -145,3 +145,50 @@ fn a_domain_of_libvirt_is_attached_by_itself_when_the_hook_is_over() {
     let detach = "detach qemu --qmp /nonexistent --name probe --gone\n";
     assert_eq!(said(), format!("{attach}{detach}"));
 }
+
+/// Whatever the file says, the VM starts and stops; a comment behind an option, and another way to write one, are right.
+#[test]
+fn a_file_that_is_wrong_keeps_no_vm_from_starting() {
+    let lab = Lab::new().unwrap();
+    let (fake, log) = (lab.dir().join("fake"), lab.dir().join("log"));
+    fs::write(
+        &fake,
+        format!("#!/bin/sh\necho \"$@\" >>{}\n", log.display()),
+    )
+    .unwrap();
+    fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).unwrap();
+    set_up(&lab, &fake, "100", "--allow 'eth1\n--pool 1M\n");
+    let call = |file: &str, words: &[&str]| {
+        let mut hook = hook(&lab, file);
+        succeeded(&hook.args(words).output().unwrap())
+    };
+    for phase in ["pre-start", "post-start", "pre-stop", "post-stop"] {
+        let said = call("proxmox-hook", &["100", phase]);
+        assert_eq!(
+            said.contains("is wrong"),
+            phase != "pre-start",
+            "{phase}: {said}"
+        );
+    }
+    for [operation, stage] in [
+        ["prepare", "begin"],
+        ["start", "begin"],
+        ["started", "begin"],
+        ["reconnect", "begin"],
+        ["release", "end"],
+    ] {
+        call("libvirt-hook", &["100", operation, stage, "-"]);
+    }
+    assert!(!log.exists());
+    let right = "--name=probe # of this one\n\n# --group x\n--allow 'eth1:not port 22' --pool 1M";
+    fs::write(lab.dir().join("vms/100"), right).unwrap();
+    call("proxmox-hook", &["100", "post-start"]);
+    call("proxmox-hook", &["100", "pre-stop"]);
+    let qmp = lab.dir().join("100.qmp");
+    let expected = format!(
+        "attach qemu --qmp {qmp} --name=probe --allow eth1:not port 22 --pool 1M\n\
+         detach qemu --qmp {qmp} --name probe --timeout 2s --gone\n",
+        qmp = qmp.display()
+    );
+    assert_eq!(fs::read_to_string(&log).unwrap(), expected);
+}
