@@ -32,7 +32,7 @@ type Make = dyn FnMut(Instant, Result<Told, String>) -> Result<Bytes, String> + 
 pub(crate) struct Asked {
     socket: PathBuf,
     make: Lock<Box<Make>>,
-    last: Mutex<Option<(Instant, Bytes)>>,
+    last: Arc<Mutex<Option<(Instant, Bytes)>>>,
     is_silent: AtomicBool,
 }
 
@@ -44,24 +44,27 @@ impl Asked {
         Self {
             socket,
             make: Lock::new(Box::new(make)),
-            last: Mutex::new(None),
+            last: Arc::default(),
             is_silent: AtomicBool::new(false),
         }
     }
 
-    /// What was made of it. Who comes while the daemon is asked waits for that answer.
+    /// What was made of it. Who comes while the daemon is asked waits for that answer, also if who asked has left.
     pub(crate) async fn answer(self: &Arc<Self>) -> Result<Bytes, String> {
-        let mut last = self.last.lock().await;
+        let mut last = Arc::clone(&self.last).lock_owned().await;
         if let Some((at, made)) = &*last
             && at.elapsed() < FRESH
         {
             return Ok(made.clone());
         }
         let own = Arc::clone(self);
-        let made = tokio::task::spawn_blocking(move || own.make()).await;
-        let made = made.map_err(|error| error.to_string())??;
-        *last = Some((Instant::now(), made.clone()));
-        Ok(made)
+        let ask = move || {
+            let made = own.make()?;
+            *last = Some((Instant::now(), made.clone()));
+            Ok(made)
+        };
+        let asked = tokio::task::spawn_blocking(ask).await;
+        asked.map_err(|error| error.to_string())?
     }
 
     fn make(&self) -> Result<Bytes, String> {

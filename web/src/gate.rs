@@ -141,7 +141,7 @@ pub(crate) struct Access {
     /// The user's name, and that of the certificate.
     name: String,
     address: Option<IpAddr>,
-    method: Method,
+    method: String,
     path: String,
     query: String,
 }
@@ -154,9 +154,9 @@ impl Access {
         Self {
             name: certificate.unwrap_or_else(|| NOBODY.into()),
             address: peer.map(|peer| peer.address.ip()),
-            method: request.method().clone(),
-            path: escape(request.uri().path()),
-            query: escape(request.uri().query().unwrap_or_default()),
+            method: cut(request.method().as_str()),
+            path: cut(request.uri().path()),
+            query: cut(request.uri().query().unwrap_or_default()),
         }
     }
 
@@ -187,11 +187,20 @@ impl Access {
     }
 }
 
+/// As much of a text as is written of it.
+fn cut(text: &str) -> String {
+    let most = text.char_indices().nth(MOST_WRITTEN).map(|(at, _)| at);
+    match most {
+        None => escape(text),
+        Some(at) => format!("{}…", escape(&text[..at])),
+    }
+}
+
 /// What was written of whom, and when.
 #[derive(Debug, Default)]
 struct Log(BTreeMap<Same, (Instant, Access, u64)>);
 
-/// Name, address, path and status: what is the same is counted together.
+/// Name, address, path and status: what is the same is counted together. Of who is refused and has no name, whatever the path.
 type Same = (String, Option<IpAddr>, String, u16);
 
 impl Log {
@@ -206,16 +215,21 @@ impl Log {
             !is_old
         });
         let is_polled = POLLED.contains(&told.path.as_str()) || status >= 400;
-        let key = (told.name.clone(), told.address, told.path.clone(), status);
+        let is_strangers = status >= 400 && told.name == NOBODY;
+        let path = if is_strangers { "" } else { &told.path };
+        let key = (told.name.clone(), told.address, path.to_owned(), status);
+        let is_full = self.0.len() >= REMEMBERED;
         match self.0.get_mut(&key) {
             Some((_, access, more)) if is_polled => {
                 *more += 1;
                 access.clone_from(told);
             }
+            // Strangers do not fill the log.
+            None if is_strangers && is_full => {}
             _ => {
                 lines.push(told.line(status, 0));
                 // More than these are written each time.
-                if is_polled && self.0.len() < REMEMBERED {
+                if is_polled && !is_full {
                     self.0.insert(key, (now, told.clone(), 0));
                 }
             }
@@ -306,6 +320,8 @@ const POLLED: [&str; 5] = [
 ];
 /// What is asked again and again is written again after so long.
 const AGAIN: Duration = Duration::from_secs(60);
+/// So many characters are written of a method, a path and a query.
+const MOST_WRITTEN: usize = 200;
 /// Accesses that are counted at a time.
 const REMEMBERED: usize = 1000;
 
