@@ -13,8 +13,8 @@ pub type Detour = Box<dyn Fn(&Act) -> Option<SocketAddr> + Send + Sync>;
 /// Is told whose socket with this address of its own took a detour.
 pub type Detoured = Box<dyn Fn(&Arc<Who>, Transport, SocketAddr) + Send + Sync>;
 /// Is told of an act that was allowed, and of the names that its address had when it was proposed. Who wants to know of the
-/// connection that it makes says so.
-pub type Permit = Box<dyn Fn(&Act, &[Name]) -> Option<Begins> + Send + Sync>;
+/// connection that it makes says so; who cannot let its packets pass says why, and it is refused.
+pub type Permit = Box<dyn Fn(&Act, &[Name]) -> Result<Option<Begins>, &'static str> + Send + Sync>;
 
 /// Wants to know from which address and port an act that was allowed has made its connection. Dropped untold: it has made none.
 pub struct Begins(Option<Box<Begun>>);

@@ -86,17 +86,14 @@ pub(crate) fn supervise(supervision: Supervision) -> io::Result<u8> {
             if let (Transport::Tcp, Target::Internet(peer)) = (act.transport, &act.target)
                 && act.doing == Doing::Connect
             {
-                begins = fence.connects(*peer, gate.names_allowing(act, names));
-                if begins.is_none() {
-                    log::warn!("{peer}: too many peers are known by name; its packets are dropped");
-                    return None;
-                }
+                let connects = fence.connects(*peer, gate.names_allowing(act, names));
+                begins = Some(connects.ok_or(TOO_MANY)?);
             }
             match gate.lasts(act, names) {
                 true => fence.allow(act),
                 false => fence.allow_briefly(act),
             }
-            begins
+            Ok(begins)
         }));
     }
     place.start(&judging.gate).map_err(io::Error::other)?;
@@ -201,3 +198,7 @@ pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
         None,
     )?)
 }
+
+/// Why a connection is refused although it was allowed.
+const TOO_MANY: &str =
+    "more peers are reached by name than can be compared with what is said to them";

@@ -69,10 +69,17 @@ impl Server {
         let Some(Asked { mut pending, act }) = lock(&self.asked).remove(&id) else {
             return;
         };
+        let mut verdict = verdict;
         if let (Verdict::Allow, Some((act, names)), Some(permit)) =
             (verdict, act, &self.judging.permit)
         {
-            pending.begins = permit(&act, &names);
+            match permit(&act, &names) {
+                Ok(begins) => pending.begins = begins,
+                Err(why) => {
+                    self.judging.gate.refused(&act, why);
+                    verdict = Verdict::Deny;
+                }
+            }
         }
         match (verdict, &mut pending.task) {
             (Verdict::Allow, Task::Change(looked)) => {
