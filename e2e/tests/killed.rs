@@ -28,7 +28,7 @@ fn example(state: &Path) -> String {
         ("socket_group = \"vnplug\"", "socket_group = \"nogroup\""),
         ("user = \"vnplug\"", "user = \"nobody\""),
         (
-            "observers = [\"vnplug-metrics\"]",
+            "observers = [\"vnplug-metrics\", \"vnplug-web\"]",
             "observers = [\"nobody\"]",
         ),
     ];
