@@ -122,7 +122,7 @@ test-models: setup
 		cargo test --locked -p vnplug-ring --test news_model
 
 test-python: setup
-	cargo build --locked -p vnplugd
+	cargo build --locked --workspace --bin vnplugd
 	test -x $(VENV)/bin/pip || python3 -m venv $(VENV)
 	$(VENV)/bin/pip install -q 'numpy>=2,<3' 'mypy>=1.18,<3'
 	$(VENV)/bin/pip install -q ./python
