@@ -30,18 +30,24 @@ struct Made {
 }
 
 impl Begun {
+    /// A number that nothing else here has, nor a call.
+    pub(super) fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
     pub(super) fn note(&mut self, ends: Ends, names: Names) {
         self.kept += bytes(&names);
+        let number = self.number();
         let made = Made {
-            number: self.next,
+            number,
             names,
             began_with: None,
         };
         if let Some(before) = self.connections.insert(ends, made) {
             self.kept -= bytes(&before.names);
         }
-        self.order.push_back((ends, self.next));
-        self.next += 1;
+        self.order.push_back((ends, number));
         while self.order.len() > MOST || self.kept > MOST_KEPT {
             let Some((ends, number)) = self.order.pop_front() else {
                 return;
@@ -55,7 +61,7 @@ impl Begun {
         }
     }
 
-    /// The number that the next one gets.
+    /// The number that the next one gets, connection or call.
     pub(super) fn mark(&self) -> u64 {
         self.next
     }

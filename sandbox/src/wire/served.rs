@@ -7,7 +7,7 @@
 //! Each connection has the names of its own call, which says as soon as its socket has an address whose connection that is. If its
 //! first words are quicker than that, they wait: the kernel says them once more.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,11 +20,14 @@ use crate::name::Name;
 #[derive(Debug, Default)]
 pub(super) struct Served {
     named: HashSet<SocketAddr>,
-    /// How many calls to each peer were allowed and have made no connection yet.
-    calls: HashMap<SocketAddr, usize>,
+    /// The tickets of the calls to each peer that were allowed and have made no connection yet.
+    calls: HashMap<SocketAddr, BTreeSet<Ticket>>,
     begun: Begun,
     flows: Flows,
 }
+
+/// Says which of the calls that were allowed it is; a later one has a higher number.
+pub(super) type Ticket = u64;
 
 /// Why a segment of the program's passes so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,25 +42,32 @@ pub(super) enum By {
 
 impl Served {
     /// A call was allowed that connects to this peer; by a name, or by the address. It is to be followed by
-    /// [`begins`](Self::begins).
+    /// [`begins`](Self::begins) with this ticket.
     ///
-    /// False if so many peers have names that this one's cannot be compared: then it is not to be permitted, and nothing follows.
-    pub(super) fn allow(&mut self, peer: SocketAddr, is_named: bool) -> bool {
+    /// `None` if so many peers have names that this one's cannot be compared: then it is not to be permitted, and nothing follows.
+    pub(super) fn allow(&mut self, peer: SocketAddr, is_named: bool) -> Option<Ticket> {
         if is_named {
             if self.named.len() >= MOST_PEERS && !self.named.contains(&peer) {
-                return false;
+                return None;
             }
             self.named.insert(peer);
         }
-        *self.calls.entry(peer).or_default() += 1;
-        true
+        let ticket = self.begun.number();
+        self.calls.entry(peer).or_default().insert(ticket);
+        Some(ticket)
     }
 
-    /// A call has made a connection from this address and port, allowed by these names or as an address; or it has made none.
-    pub(super) fn begins(&mut self, peer: SocketAddr, own: Option<SocketAddr>, names: Names) {
+    /// The call with this ticket has made a connection from this address and port, allowed by these names or as an address; or it
+    /// has made none.
+    pub(super) fn begins(
+        &mut self,
+        (peer, ticket): (SocketAddr, Ticket),
+        own: Option<SocketAddr>,
+        names: Names,
+    ) {
         if let Some(calls) = self.calls.get_mut(&peer) {
-            *calls -= 1;
-            if *calls == 0 {
+            calls.remove(&ticket);
+            if calls.is_empty() {
                 self.calls.remove(&peer);
             }
         }
@@ -72,12 +82,13 @@ impl Served {
     }
 
     /// By what a connection was allowed that was first seen at this mark, and began with a segment of this number, if its call has
-    /// said so. What was said before may be about an old one, as long as a call is under way.
+    /// said so. What was said before may be about an old one, as long as a call is under way that can have made this one: one that
+    /// was allowed before it was seen.
     fn names_of(&mut self, ends: &Ends, mark: u64, began_with: u32) -> Option<Names> {
-        let since = if self.calls.contains_key(&ends.0) {
-            mark
-        } else {
-            0
+        let first = self.calls.get(&ends.0).and_then(BTreeSet::first);
+        let since = match first.is_some_and(|ticket| *ticket < mark) {
+            true => mark,
+            false => 0,
         };
         self.begun.find(ends, since, began_with).cloned()
     }

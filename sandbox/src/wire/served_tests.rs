@@ -51,16 +51,29 @@ impl Talk {
         talk
     }
 
+    /// A call to the peer was allowed, by a name or as an address.
+    fn allows(&mut self, is_named: bool) -> Ticket {
+        self.served.allow(peer(), is_named).unwrap()
+    }
+
+    /// It has made a connection from this port, allowed by these names.
+    fn tells(&mut self, call: Ticket, own: u16, names: Names) {
+        self.served.begins((peer(), call), Some(here(own)), names);
+    }
+
+    fn calls_by(&mut self, own: u16, names: Names) {
+        let call = self.allows(names.is_some());
+        self.tells(call, own, names);
+    }
+
     /// A call was allowed by these names, and has made a connection from this port.
     fn calls(&mut self, own: u16, names: &[&str]) {
-        assert!(self.served.allow(peer(), true));
-        self.served.begins(peer(), Some(here(own)), by(names));
+        self.calls_by(own, by(names));
     }
 
     /// The same as an address.
     fn calls_address(&mut self, own: u16) {
-        assert!(self.served.allow(peer(), false));
-        self.served.begins(peer(), Some(here(own)), None);
+        self.calls_by(own, None);
     }
 
     fn segment(&mut self, own: u16, number: u32, flags: u8, data: &[u8]) -> Word {
@@ -171,15 +184,13 @@ fn each_connection_has_the_names_of_its_own_call() {
     // Another one to the same peer is by the address, or by another name: it has no say about this one.
     for other in [None, by(&["c.org"])] {
         let mut talk = Talk::connected();
-        assert!(talk.served.allow(peer(), other.is_some()));
-        talk.served.begins(peer(), Some(here(OWN + 1)), other);
+        talk.calls_by(OWN + 1, other);
         assert_eq!(talk.says(&hello(&["c.org"], 9000)), refused("c.org"));
     }
     // The controls: it is by the address itself; or by that name.
     for own in [None, by(&["c.org"])] {
         let mut talk = Talk::new();
-        assert!(talk.served.allow(peer(), own.is_some()));
-        talk.served.begins(peer(), Some(here(OWN)), own);
+        talk.calls_by(OWN, own);
         talk.connect();
         assert_eq!(talk.says(&hello(&["c.org"], 9000)), Word::Passes);
     }
@@ -197,33 +208,54 @@ fn what_is_said_before_the_call_says_whose_it_is_waits() {
     // An old connection from the same port was another's.
     for old in [None, by(&["c.org"])] {
         let mut talk = Talk::new();
-        assert!(talk.served.allow(peer(), old.is_some()));
-        talk.served.begins(peer(), Some(here(OWN)), old);
-        assert!(talk.served.allow(peer(), true));
+        talk.calls_by(OWN, old);
+        let call = talk.allows(true);
         talk.connect();
         assert_eq!(talk.again(0, &bytes), WAITS);
         // Others are not held up by it.
         assert_eq!(talk.says(&[]), Word::Passes);
-        talk.served.begins(peer(), Some(here(OWN)), by(&["a.org"]));
+        talk.tells(call, OWN, by(&["a.org"]));
         assert_eq!(talk.again(0, &bytes), refused("c.org"));
     }
     // With the words in its first segment.
     let mut talk = Talk::new();
-    assert!(talk.served.allow(peer(), true));
+    let call = talk.allows(true);
     let named = hello(&["d.org"], 9000);
     assert_eq!(talk.segment(OWN, OURS, SYN, &named), WAITS);
-    talk.served.begins(peer(), Some(here(OWN)), by(&["d.org"]));
+    talk.tells(call, OWN, by(&["d.org"]));
     assert_eq!(talk.segment(OWN, OURS, SYN, &named), Word::Passes);
-    // A call of another one that is under way does not hold up who began before it, or has been told of since.
+}
+
+/// Another call to the same peer, before, while and after the own one is told of and the connection begins.
+#[test]
+fn a_call_of_another_program_does_not_hold_up_a_connection_that_it_cannot_have_made() {
+    let said = hello(&["a.org"], 9000);
+    // It is allowed when the connection was seen.
     let mut talk = Talk::connected();
-    assert!(talk.served.allow(peer(), true));
-    assert_eq!(talk.says(&hello(&["a.org"], 9000)), Word::Passes);
-    talk.served.begins(peer(), None, None);
+    talk.allows(true);
+    assert_eq!(talk.says(&said), Word::Passes);
+    // It was under way when the connection was first seen, and another is when it speaks.
     let mut talk = Talk::new();
-    assert!(talk.served.allow(peer(), true) && talk.served.allow(peer(), true));
+    let other = talk.allows(true);
     talk.connect();
-    talk.served.begins(peer(), Some(here(OWN)), by(&["a.org"]));
-    assert_eq!(talk.says(&hello(&["a.org"], 9000)), Word::Passes);
+    talk.served.begins((peer(), other), None, None);
+    talk.allows(true);
+    assert_eq!(talk.says(&said), Word::Passes);
+    // It was allowed before, and the own call is told of when the connection was seen.
+    let mut talk = Talk::new();
+    talk.allows(true);
+    let call = talk.allows(true);
+    talk.connect();
+    talk.tells(call, OWN, by(&["a.org"]));
+    assert_eq!(talk.says(&said), Word::Passes);
+    // The control: one that was allowed before the connection was seen may have made it, from a port that was used before.
+    let mut talk = Talk::new();
+    let call = talk.allows(true);
+    talk.connect();
+    talk.allows(true);
+    assert_eq!(talk.says(&said), WAITS);
+    talk.tells(call, OWN, by(&["c.org"]));
+    assert_eq!(talk.again(said.len(), &said), refused("a.org"));
 }
 
 #[test]
@@ -540,8 +572,9 @@ fn connections_from_two_addresses_are_two() {
         data: &[],
     };
     let may = |_: &Name| false;
-    assert!(talk.served.allow(peer(), true));
-    talk.served.begins(peer(), Some(other), by(&["a.org"]));
+    let call = talk.allows(true);
+    let ends = (peer(), call);
+    talk.served.begins(ends, Some(other), by(&["a.org"]));
     // It begins and is broken off: what is looked at of the first one stays.
     for (number, flags) in [(77, SYN), (78, RST)] {
         let segment = (Some(segment(number, flags)), By::Call);
@@ -575,10 +608,11 @@ fn a_name_that_was_allowed_once_is_said_by_the_connection_of_that_call_alone() {
 fn more_peers_than_can_be_compared_are_not_permitted() {
     let mut served = Served::default();
     let at = |port| SocketAddr::new(peer().ip(), port);
-    let noted = (1..=u16::MAX).filter(|port| served.allow(at(*port), true));
+    let noted = (1..=u16::MAX).filter(|port| served.allow(at(*port), true).is_some());
     assert_eq!(noted.count(), MOST_PEERS);
     // Those that are known, and those that need no name, are.
-    assert!(served.allow(at(1), true) && served.allow(at(u16::MAX), false));
+    let is_allowed = |known: (u16, bool)| served.allow(at(known.0), known.1).is_some();
+    assert!([(1, true), (u16::MAX, false)].into_iter().all(is_allowed));
 }
 
 #[test]

@@ -161,13 +161,11 @@ impl Fence {
         names: Option<Vec<Name>>,
     ) -> Option<Begins> {
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-        if !self.lock().served.allow(peer, names.is_some()) {
-            return None;
-        }
+        let ticket = self.lock().served.allow(peer, names.is_some())?;
         let (fence, names) = (Arc::clone(self), names.map(Arc::from));
         Some(Begins::new(move |own: Option<SocketAddr>| {
             let own = own.map(|own| SocketAddr::new(own.ip().to_canonical(), own.port()));
-            fence.lock().served.begins(peer, own, names);
+            fence.lock().served.begins((peer, ticket), own, names);
         }))
     }
 
