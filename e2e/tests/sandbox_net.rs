@@ -193,6 +193,39 @@ fn names_are_judged_and_then_asked_of_the_server_on_the_wire() {
     daemon.audit();
 }
 
+#[test]
+fn whoever_looks_up_many_names_takes_no_address_away_from_a_name_of_another_rule() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let station = greeter(&lab, &daemon);
+    let _server = name_server(&lab, &station);
+    let rules = lab.dir().join("rules.toml").display().to_string();
+    let script = "import socket\n\
+        socket.gethostbyname('shop.test')\n\
+        for number in range(100): socket.gethostbyname(f'n{number}.flood.test')\n\
+        print(socket.create_connection(('203.0.113.2', 7000), 3).recv(99))\n";
+    let greeted = |parts: [&str; 2]| {
+        let rule = |to| format!("[[rule]]\nsay = 'allow'\nto = {to}\n");
+        let text = parts.map(rule).concat();
+        std::fs::write(&rules, format!("default = 'deny'\n{text}")).unwrap();
+        let wire = format!("{WIRE},dns=203.0.113.2");
+        let options = ["--net", &wire, "--profile", &rules, "--ask", "none"];
+        let mut command = sandbox(&daemon, &options, &["python3", "-c", script]);
+        said(&command.output().unwrap())
+    };
+    let shop = "'shop.test'\nport = 7000";
+    let told = greeted([shop, "'*.flood.test'\nport = 1"]);
+    assert!(told.contains("good morning"), "{told}");
+    // The control: all of them are looked up by one rule.
+    let told = greeted(["['shop.test', '*.flood.test']\nport = 1", shop]);
+    assert!(told.contains("PermissionError"), "{told}");
+    daemon.audit();
+}
+
+/// What is told of a server's name that is refused.
+const NAMED: &str =
+    "connect to evil.test (203.0.113.2) port 443 by tcp: it named this server by TLS";
+
 /// A server of TLS on the station, which takes any name.
 fn tls_server(lab: &Lab, station: &Station) -> Running {
     let file = |name: &str| lab.dir().join(name).display().to_string();
@@ -221,20 +254,23 @@ fn a_client_of_tls_names_the_server_that_was_allowed_and_no_other_at_the_same_ad
     let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
     let station = greeter(&lab, &daemon);
     let _server = name_server(&lab, &station);
-    let _tls = tls_server(&lab, &station);
+    let tls = tls_server(&lab, &station);
     let file = |name: &str| lab.dir().join(name).display().to_string();
     let rules = file("rules.toml");
     let allow = "default = 'deny'\n[[rule]]\nsay = 'allow'\nto = ['shop.test', 'bank.test']\n";
     std::fs::write(&rules, allow).unwrap();
-    let fetched = |more: &str, url: &str, by: &str| {
+    let (log, learnt) = (file("decisions.jsonl"), file("learnt.toml"));
+    let run = |more: &str, options: &[&str], url: &str, by: &str| {
         let wire = format!("{WIRE},dns=203.0.113.2{more}");
-        let options = ["--net", &wire, "--profile", &rules, "--ask", "none"];
+        let own = ["--net", &wire, "--profile", &rules, "--ask", "none"];
+        let options = [&own[..], options].concat();
         let by = format!("{by}:443:shop.test:443");
         let words = ["curl", "-sk", "--max-time", "2", "--connect-to", &by, url];
         let output = sandbox(&daemon, &options, &words).output().unwrap();
         let text = said(&output);
         (text.contains("s_server"), text)
     };
+    let fetched = |more: &str, url: &str, by: &str| run(more, &["--log", &log], url, by);
     for (more, url, by, passes) in [
         ("", "https://shop.test/", "shop.test", true),
         // The name of another server, which rules allow, at this address.
@@ -246,12 +282,32 @@ fn a_client_of_tls_names_the_server_that_was_allowed_and_no_other_at_the_same_ad
     ] {
         let (passed, text) = fetched(more, url, by);
         assert_eq!(passed, passes, "{url} {more}: {text}");
-        assert_eq!(
-            text.contains("no rule allows evil.test at"),
-            !passes,
-            "{text}"
-        );
+        assert_eq!(text.contains(NAMED), !passes, "{text}");
     }
+    // It is a denial like any other, and the rule that it names allows it.
+    let decisions = std::fs::read_to_string(&log).unwrap();
+    let last: serde_json::Value = serde_json::from_str(decisions.lines().last().unwrap()).unwrap();
+    assert_eq!(
+        (&last["verdict"], &last["reason"]),
+        (&"deny".into(), &"server-name".into())
+    );
+    let program = last["process"]["program"].as_str().unwrap();
+    assert!(program.ends_with("/curl"), "{last}");
+    let rule = last["allow_with"].as_str().unwrap();
+    std::fs::write(&rules, format!("{allow}{rule}")).unwrap();
+    drop(tls);
+    let tls = tls_server(&lab, &station);
+    let (passed, text) = fetched("", "https://evil.test/", "evil.test");
+    assert!(passed && rule.contains(program), "{rule}{text}");
+    // It is learnt, too, where the address alone is refused.
+    let allow = allow.to_owned() + "[[rule]]\nsay = 'deny'\nto = '203.0.113.2'\nport = 443\n";
+    std::fs::write(&rules, allow).unwrap();
+    drop(tls);
+    let _tls = tls_server(&lab, &station);
+    let (passed, text) = run("", &["--learn", &learnt], "https://evil.test/", "evil.test");
+    assert!(!passed && text.contains(NAMED), "{text}");
+    let learnt = std::fs::read_to_string(&learnt).unwrap();
+    assert!(learnt.contains("# to = \"evil.test\""), "{learnt}");
     daemon.audit();
 }
 
@@ -290,11 +346,7 @@ fn a_connection_by_name_says_that_name_though_another_one_is_by_number() {
         let text = said(&command.output().unwrap());
         assert!(text.contains("it connected"), "by number: {text}");
         assert_eq!(text.contains("it answered"), passes, "{name}{more}: {text}");
-        assert_eq!(
-            text.contains("no rule allows evil.test at"),
-            !passes,
-            "{text}"
-        );
+        assert_eq!(text.contains(NAMED), !passes, "{text}");
     }
     daemon.audit();
 }

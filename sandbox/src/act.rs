@@ -19,8 +19,8 @@ pub struct Act {
     pub target: Target,
 }
 
-/// A process, as it was when it did something.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A process, as it was when it did something. The default one is nobody: it is not known who it was.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Who {
     /// Process id (of the thread group) in the sandbox's PID namespace.
     pub pid: u32,
@@ -35,6 +35,20 @@ pub struct Who {
     pub arguments: Vec<String>,
     /// Its parents, the nearest first, up to the program that the sandbox started.
     pub ancestors: Vec<Ancestor>,
+}
+
+impl Who {
+    /// Bytes of it in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        let words = self
+            .arguments
+            .iter()
+            .map(|word| word.len() + size_of_val(word));
+        let parents = self.ancestors.iter();
+        let parents = parents.map(|it| it.program.as_os_str().len() + size_of_val(it));
+        let own = size_of_val(self) + self.program.as_os_str().len();
+        own + words.sum::<usize>() + parents.sum::<usize>()
+    }
 }
 
 /// A parent of a process.

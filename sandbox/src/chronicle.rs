@@ -15,12 +15,12 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use vnplug_ring::text::escape;
 
-use crate::act::{Act, Doing};
+use crate::act::{Act, Doing, Who};
 use crate::ask::show;
 use crate::gate::Waited;
 use crate::learn::Learner;
 use crate::name::Name;
-use crate::rules::{Reason, Rule, edit};
+use crate::rules::{Place, Reason, Rule, edit};
 
 /// A decision.
 #[derive(Clone, Debug)]
@@ -248,42 +248,63 @@ pub fn why(reason: &Reason) -> String {
         Reason::Answered => "that was the answer".to_owned(),
         Reason::TimedOut => "nobody answered in time".to_owned(),
         Reason::Nobody => "there is nobody to ask".to_owned(),
+        Reason::Named(reason) => {
+            let why = why(reason);
+            format!("it named this server by TLS where another one was allowed: {why}")
+        }
         Reason::Own(why) => (*why).to_owned(),
     })
 }
 
 /// What allows it, for people.
 fn remedy(entry: &Entry, profile: Option<&str>) -> String {
-    match &entry.reason {
+    match entry.decided() {
         Reason::Own(_) => "no rule allows it".to_owned(),
         Reason::Rule(rule) => escape(&format!("change {} to allow it", rule.origin)),
         Reason::Project(_) | Reason::ProjectDefault => {
             "only the project's file can allow it".to_owned()
         }
-        _ if !is_named(entry) => "its program is not known, and no rule can name it".to_owned(),
-        _ => format!("to allow it: {}", show::command(&allowing(entry), profile)),
+        _ if !entry.has_rule() => "its program is not known, and no rule can name it".to_owned(),
+        _ => format!("to allow it: {}", show::command(&entry.allowing(), profile)),
     }
 }
 
-/// True if a rule can say which program it is.
-fn is_named(entry: &Entry) -> bool {
-    !entry.act.who.program.as_os_str().is_empty() || entry.act.who.hash.is_some()
-}
+impl Entry {
+    /// What the rules said.
+    fn decided(&self) -> &Reason {
+        match &self.reason {
+            Reason::Named(reason) => reason,
+            reason => reason,
+        }
+    }
 
-/// The rule that would allow what was refused.
-fn allowing(entry: &Entry) -> Rule {
-    let mut rule = show::allowing(&entry.act, &entry.names);
-    // A name was answered with addresses of the floor.
-    rule.local = matches!(
-        (&entry.reason, entry.act.doing),
-        (Reason::Floor(_), Doing::Resolve)
-    );
-    rule
+    /// Whether a rule can say what it is about, the program too. A server's name nobody's connection may say without one.
+    fn has_rule(&self) -> bool {
+        let who = &self.act.who;
+        let is_known = !who.program.as_os_str().is_empty() || who.hash.is_some();
+        is_known || matches!(self.reason, Reason::Named(_))
+    }
+
+    /// The rule that allows it, or would.
+    pub fn allowing(&self) -> Rule {
+        let mut rule = show::allowing(&self.act, &self.names);
+        let is_floor = matches!(self.decided(), Reason::Floor(_));
+        if let (Reason::Named(_), Some(name)) = (&self.reason, self.names.first()) {
+            rule.to = vec![Place::Name(name.clone())];
+            rule.local = is_floor;
+            if *self.act.who == Who::default() {
+                (rule.program, rule.sha256) = (None, None);
+            }
+        }
+        // A name was answered with addresses of the floor.
+        rule.local |= is_floor && self.act.doing == Doing::Resolve;
+        rule
+    }
 }
 
 /// A decision as JSON.
 pub fn entry_json(entry: &Entry) -> Value {
-    let (reason, rule) = match &entry.reason {
+    let (reason, rule) = match entry.decided() {
         Reason::Rule(rule) => ("rule", Some(rule)),
         Reason::Default => ("default", None),
         Reason::Floor(_) => ("floor", None),
@@ -293,7 +314,12 @@ pub fn entry_json(entry: &Entry) -> Value {
         Reason::Answered => ("answered", None),
         Reason::TimedOut => ("timed-out", None),
         Reason::Nobody => ("nobody", None),
-        Reason::Own(_) => ("sandbox", None),
+        // It is said of another one, and never of itself.
+        Reason::Own(_) | Reason::Named(_) => ("sandbox", None),
+    };
+    let reason = match entry.reason {
+        Reason::Named(_) => "server-name",
+        _ => reason,
     };
     let mut object = show::act_json(&entry.act, &entry.names);
     object["time"] = json!(time(entry.time));
@@ -305,8 +331,8 @@ pub fn entry_json(entry: &Entry) -> Value {
         object["by"] = json!(waited.by);
         object["waited_ms"] = json!(u64::try_from(waited.time.as_millis()).unwrap_or(u64::MAX));
     }
-    if !entry.allowed && !matches!(entry.reason, Reason::Own(_)) && is_named(entry) {
-        object["allow_with"] = json!(edit::write(&allowing(entry)));
+    if !entry.allowed && !matches!(entry.decided(), Reason::Own(_)) && entry.has_rule() {
+        object["allow_with"] = json!(edit::write(&entry.allowing()));
     }
     object
 }

@@ -11,6 +11,7 @@ use crate::ask::tests::{connect, who};
 use crate::chronicle::{Chronicle, Sinks};
 use crate::gate::{Gate, Setup, Verdict};
 use crate::learn::Learner;
+use crate::learned::By;
 use crate::name::Name;
 use crate::rules::{Origin, Policy, Say, file};
 
@@ -86,6 +87,7 @@ fn every_decision_is_a_line_and_each_denial_says_what_would_allow_it() {
         &Name::new("example.org").unwrap(),
         "192.0.2.1".parse().unwrap(),
         std::time::Duration::from_secs(9),
+        &By::default(),
     );
     let mut hostile = connect(4, "192.0.2.3:22");
     hostile.who = who(4, "/tmp/it's\u{1b}[2J");
@@ -183,6 +185,69 @@ fn no_command_names_a_program_that_is_not_known() {
     assert_eq!(entry["allow_with"], Value::Null);
 }
 
+/// On connections that were allowed by another name.
+#[test]
+fn a_servers_name_that_is_refused_is_written_down_with_the_rule_that_allows_it() {
+    let dir = TestDir::new("sandbox-named");
+    let path = dir.path("learnt.toml");
+    let policy = || {
+        let text = "[[rule]]\nsay = 'allow'\nto = 'ruled.org'\n\
+                    [[rule]]\nsay = 'allow'\nprogram = '/usr/bin/curl'\nto = 'curls.org'\n";
+        let rules = file::parse(text, |_, _| Origin::Given).unwrap().rules;
+        Policy {
+            rules,
+            default: Say::Ask,
+            ..Policy::default()
+        }
+    };
+    let (gate, lines, notes) = gate(policy(), Some(Learner::new(path.clone())));
+    let curl = connect(1, "192.0.2.1:443").who;
+    let [at, floor] = ["192.0.2.1:443", "10.0.0.1:443"].map(|at| at.parse().unwrap());
+    let name = |text| Name::new(text).unwrap();
+    for (who, text, passes) in [
+        (Some(&curl), "ruled.org", true),
+        (Some(&curl), "curls.org", true),
+        (None, "ruled.org", true),
+        // A rule for curl says nothing of the others.
+        (None, "curls.org", false),
+    ] {
+        assert_eq!(gate.judge_name(who, at, &name(text)), passes, "{text}");
+    }
+    let refused = [
+        (Some(&curl), at, "evil.org"),
+        (None, at, "evil.org"),
+        (Some(&curl), floor, "evil.org"),
+    ];
+    for (who, to, text) in refused {
+        assert!(!gate.judge_name(who, to, &name(text)));
+    }
+    gate.end();
+    let lines = lines.lines();
+    assert_eq!(lines.len(), 4, "{lines:?}");
+    for ((who, to, text), line) in refused.into_iter().zip(&lines[1..]) {
+        let entry: Value = serde_json::from_str(line).unwrap();
+        let [verdict, reason] = ["verdict", "reason"].map(|key| entry[key].as_str().unwrap());
+        assert_eq!((verdict, reason), ("deny", "server-name"), "{line}");
+        assert_eq!(entry["names"], json!([text]));
+        // The rule that it names does allow it, and is one more for this program alone if that is known.
+        let rule = entry["allow_with"].as_str().unwrap();
+        let rules = file::parse(rule, |_, _| Origin::Given).unwrap().rules;
+        let gate = Gate::new(Policy { rules, ..policy() });
+        assert!(gate.judge_name(who, to, &name(text)), "{rule}");
+        assert_eq!(
+            gate.judge_name(None, to, &name(text)),
+            who.is_none(),
+            "{rule}"
+        );
+    }
+    let notes = notes.lines();
+    let told = "it named this server by TLS where another one was allowed: no rule is about it; to allow it: vnplug \
+                sandbox rules add --profile agent allow --program /usr/bin/curl --protocol tcp --to evil.org --port 443";
+    assert!(notes[1].contains(told), "{}", notes[1]);
+    let learnt = std::fs::read_to_string(&path).unwrap();
+    assert!(learnt.contains("# to = \"evil.org\""), "{learnt}");
+}
+
 #[test]
 fn what_is_learnt_is_a_profile_that_allows_just_that() {
     let dir = TestDir::new("sandbox-learn");
@@ -197,6 +262,7 @@ fn what_is_learnt_is_a_profile_that_allows_just_that() {
         &name,
         "192.0.2.1".parse().unwrap(),
         std::time::Duration::from_secs(9),
+        &By::default(),
     );
     let mut resolve = connect(1, "0.0.0.0:0");
     (resolve.doing, resolve.target) = (Doing::Resolve, Target::Name("example.org".to_owned()));

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use crate::ask::show;
 use crate::chronicle::Entry;
 use crate::rules::rule::Rule;
 use crate::rules::{BadFile, edit};
@@ -33,7 +32,7 @@ impl Learner {
 
     /// Learns from a decision.
     pub fn learn(&mut self, entry: &Entry) {
-        let mut rule = show::allowing(&entry.act, &entry.names);
+        let mut rule = entry.allowing();
         rule.note = None;
         // Looking up a name and connecting to it are one rule, with the ports of what was connected.
         let (ports, protocols) = (

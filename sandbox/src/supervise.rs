@@ -86,7 +86,7 @@ pub(crate) fn supervise(supervision: Supervision) -> io::Result<u8> {
             if let (Transport::Tcp, Target::Internet(peer)) = (act.transport, &act.target)
                 && act.doing == Doing::Connect
             {
-                let connects = fence.connects(*peer, gate.names_allowing(act, names));
+                let connects = fence.connects(&act.who, *peer, gate.names_allowing(act, names));
                 begins = Some(connects.ok_or(TOO_MANY)?);
             }
             match gate.lasts(act, names) {

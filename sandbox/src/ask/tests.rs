@@ -10,6 +10,7 @@ use vnplug_testing::{TestDir, eventually};
 use crate::act::{Act, Doing, Target, Transport, Who};
 use crate::ask::{Answer, Event, Life, OPEN, Question, offers};
 use crate::gate::{Gate, NotAnswered, Setup, Verdict};
+use crate::learned::By;
 use crate::name::Name;
 use crate::rules::{Policy, Say, edit, file};
 
@@ -207,8 +208,12 @@ fn one_question_covers_a_name_and_what_is_connected_by_it() {
     // An address that nobody gave for the name is another question.
     assert_eq!(now(&gate, &connect(1, "192.0.2.1:443")), None);
     let name = Name::new("example.org").unwrap();
-    gate.learned()
-        .note(&name, "192.0.2.7".parse().unwrap(), Duration::from_secs(5));
+    gate.learned().note(
+        &name,
+        "192.0.2.7".parse().unwrap(),
+        Duration::from_secs(5),
+        &By::default(),
+    );
     assert_eq!(
         now(&gate, &connect(1, "192.0.2.7:443")),
         Some(Verdict::Allow)
@@ -218,8 +223,12 @@ fn one_question_covers_a_name_and_what_is_connected_by_it() {
         Some(Verdict::Allow)
     );
     // On the floor a name opens nothing.
-    gate.learned()
-        .note(&name, "10.0.0.1".parse().unwrap(), Duration::from_secs(5));
+    gate.learned().note(
+        &name,
+        "10.0.0.1".parse().unwrap(),
+        Duration::from_secs(5),
+        &By::default(),
+    );
     assert_eq!(now(&gate, &connect(1, "10.0.0.1:443")), Some(Verdict::Deny));
 }
 

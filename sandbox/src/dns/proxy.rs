@@ -8,7 +8,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -292,14 +291,7 @@ impl Proxy {
         let noted = self.inner.senders.who(transport, from);
         noted.or_else(|| match strangers {
             Strangers::Refused => None,
-            Strangers::OfTheProgram => Some(Arc::new(Who {
-                pid: 0,
-                started: 0,
-                program: PathBuf::new(),
-                hash: None,
-                arguments: Vec::new(),
-                ancestors: Vec::new(),
-            })),
+            Strangers::OfTheProgram => Some(Arc::default()),
         })
     }
 
@@ -376,8 +368,9 @@ fn work(jobs: &Mutex<Receiver<Job>>, upstream: &Upstream, gate: &Gate) {
             to.send(query.answer(RCODE::ServerFailure));
             continue;
         };
+        let by = gate.looked_up_by(&act);
         for &(address, life) in &reply.addresses {
-            gate.learned().note(&query.name, address, life);
+            gate.learned().note(&query.name, address, life, &by);
         }
         if let Some(floor) = reply
             .left_away

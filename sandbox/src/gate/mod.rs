@@ -16,11 +16,11 @@ use rustix::fs::{Mode, OFlags};
 
 pub use self::asked::{NotAnswered, Waited};
 
-use crate::act::{Act, Doing, Target, Transport};
+use crate::act::{Act, Doing, Target, Transport, Who};
 use crate::ask::desk::{Desk, Then};
 use crate::chronicle::{Chronicle, Entry};
 use crate::floor::Floor;
-use crate::learned::Learned;
+use crate::learned::{By, Learned};
 use crate::name::Name;
 use crate::rules::{Decision, Policy, Reason, Say};
 use crate::sys::lock;
@@ -201,12 +201,28 @@ impl Gate {
         decision.say == Say::Allow && !is_bounded
     }
 
-    /// True if a rule that does not ask for the program allows this name there.
-    pub(crate) fn allows_name(&self, to: SocketAddr, name: &Name) -> bool {
+    /// Judges that a client of TLS names this server on a connection that was allowed by another name: this one's, or one that
+    /// only a rule without a program has allowed. Nobody is asked, as the client has spoken already.
+    pub(crate) fn judge_name(&self, who: Option<&Arc<Who>>, to: SocketAddr, name: &Name) -> bool {
+        let (policy, now) = (self.inner.policy(), SystemTime::now());
         let names = std::slice::from_ref(name);
-        self.inner
-            .policy()
-            .allows_anybody(Transport::Tcp, to, names, SystemTime::now())
+        let act = Act {
+            who: who.cloned().unwrap_or_default(),
+            doing: Doing::Connect,
+            transport: Transport::Tcp,
+            target: Target::Internet(to),
+        };
+        let decision = policy.decide(&act, names, now);
+        let may = match who {
+            Some(_) => decision.say == Say::Allow,
+            None => policy.allows_anybody(Transport::Tcp, to, names, now),
+        };
+        if !may {
+            let reason = Reason::Named(Box::new(decision.reason));
+            self.inner.count(&act, Verdict::Deny);
+            self.inner.write(&act, names, reason, Verdict::Deny, None);
+        }
+        may
     }
 
     /// Nobody inside may reach the socket at `path`, or wherever its file is moved to.
@@ -231,6 +247,19 @@ impl Gate {
     /// Which names the addresses have that the program was given.
     pub fn learned(&self) -> &Learned {
         &self.inner.learned
+    }
+
+    /// By which rule a name is looked up, if it is one that lasts. A once-answered question makes none: processes ask as often as they
+    /// like.
+    pub fn looked_up_by(&self, act: &Act) -> By {
+        match self.test(act).reason {
+            Reason::Rule(rule) | Reason::Project(rule) | Reason::Answer(rule)
+                if rule.process.is_none() =>
+            {
+                By::rule(rule)
+            }
+            _ => By::default(),
+        }
     }
 
     /// The rules as they are now, answers included.

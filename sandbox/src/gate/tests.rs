@@ -38,10 +38,31 @@ fn a_name_that_died_while_its_question_was_open_is_the_one_that_was_allowed() {
         &name("b.org"),
         "203.0.113.2".parse().unwrap(),
         Duration::ZERO,
+        &By::default(),
     );
     assert_eq!(gate.names_allowing(&act, &before), Some(before.to_vec()));
     let by_address = answered(|rule| rule.ports = vec![443..=443]);
     assert_eq!(by_address.names_allowing(&act, &before), None);
+}
+
+#[test]
+fn a_name_is_looked_up_by_the_rule_that_lasts() {
+    let resolve = |text: &str| Act {
+        doing: Doing::Resolve,
+        target: Target::Name(text.to_owned()),
+        ..act()
+    };
+    let to = |text| move |rule: &mut Rule| rule.to = vec![Place::Name(name(text))];
+    let gate = answered(to("a.org"));
+    let by = |text| gate.looked_up_by(&resolve(text));
+    assert_eq!((by("a.org"), by("b.org")), (by("a.org"), By::default()));
+    assert_ne!(by("a.org"), By::default());
+    assert_ne!(
+        answered(to("a.org")).looked_up_by(&resolve("a.org")),
+        by("a.org")
+    );
+    let once = answered(|rule| rule.process = Some((7, 7)));
+    assert_eq!(once.looked_up_by(&resolve("a.org")), By::default());
 }
 
 #[test]

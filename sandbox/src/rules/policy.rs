@@ -9,11 +9,10 @@
 //!    somebody is asked.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::act::{Act, Ancestor, Doing, Target, Transport, Who};
+use crate::act::{Act, Doing, Target, Transport};
 use crate::floor::Floor;
 use crate::name::Name;
 use crate::rules::file::Sheet;
@@ -66,6 +65,8 @@ pub enum Reason {
     TimedOut,
     /// There was nobody to ask, or more questions than somebody could answer.
     Nobody,
+    /// A client of TLS names this server where another one was allowed, and this is said of that.
+    Named(Box<Reason>),
     /// The sandbox itself allows or refuses it, whatever the rules say.
     Own(&'static str),
 }
@@ -167,7 +168,7 @@ impl Policy {
         now: SystemTime,
     ) -> bool {
         let act = Act {
-            who: Arc::new(nobody()),
+            who: Arc::default(),
             doing: Doing::Connect,
             transport,
             target: Target::Internet(to),
@@ -211,17 +212,6 @@ fn unless_accepted(act: &Act, default: Say) -> Say {
         Say::Allow
     } else {
         default
-    }
-}
-
-fn nobody() -> Who {
-    Who {
-        pid: 0,
-        started: 0,
-        program: PathBuf::new(),
-        hash: None,
-        arguments: Vec::new(),
-        ancestors: Vec::<Ancestor>::new(),
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::flow::{Ends, bytes_of};
+use crate::act::Who;
 use crate::name::Name;
 
 /// By which names a connection was allowed; `None`: as an address.
@@ -16,7 +17,7 @@ pub(super) struct Begun {
     /// In which order they were made, with the number of each.
     order: VecDeque<(Ends, u64)>,
     next: u64,
-    /// Bytes of names that are kept.
+    /// Bytes that are kept of who made them, and of names.
     kept: usize,
 }
 
@@ -24,6 +25,7 @@ pub(super) struct Begun {
 #[derive(Debug)]
 struct Made {
     number: u64,
+    who: Arc<Who>,
     names: Names,
     /// The number of the segment that began it, once it was seen: another one is another connection.
     began_with: Option<u32>,
@@ -36,16 +38,17 @@ impl Begun {
         self.next - 1
     }
 
-    pub(super) fn note(&mut self, ends: Ends, names: Names) {
-        self.kept += bytes(&names);
+    pub(super) fn note(&mut self, ends: Ends, who: Arc<Who>, names: Names) {
         let number = self.number();
         let made = Made {
             number,
+            who,
             names,
             began_with: None,
         };
+        self.kept += made.bytes();
         if let Some(before) = self.connections.insert(ends, made) {
-            self.kept -= bytes(&before.names);
+            self.kept -= before.bytes();
         }
         self.order.push_back((ends, number));
         while self.order.len() > MOST || self.kept > MOST_KEPT {
@@ -56,7 +59,7 @@ impl Begun {
             if self.connections.get(&ends).is_some_and(is_it)
                 && let Some(made) = self.connections.remove(&ends)
             {
-                self.kept -= bytes(&made.names);
+                self.kept -= made.bytes();
             }
         }
     }
@@ -75,6 +78,12 @@ impl Begun {
         is_it.then_some(&made.names)
     }
 
+    /// Whose the one is that began with a segment of this number.
+    pub(super) fn maker(&self, ends: &Ends, began_with: u32) -> Option<&Arc<Who>> {
+        let made = self.connections.get(ends)?;
+        (made.began_with == Some(began_with)).then_some(&made.who)
+    }
+
     /// Whether the last one between these ends was allowed as an address.
     pub(super) fn is_bare(&self, ends: &Ends) -> bool {
         self.connections
@@ -83,14 +92,17 @@ impl Begun {
     }
 }
 
-fn bytes(names: &Names) -> usize {
-    names.as_deref().map_or(0, bytes_of)
+impl Made {
+    /// What is kept of it: one process makes many, and each counts all of it.
+    fn bytes(&self) -> usize {
+        self.who.bytes() + self.names.as_deref().map_or(0, bytes_of)
+    }
 }
 
 /// Connections that are remembered: whoever has to begin once more does so within two minutes.
 const MOST: usize = 16_384;
-/// Bytes of their names.
-const MOST_KEPT: usize = 4 << 20;
+/// Bytes of their makers and names.
+const MOST_KEPT: usize = 32 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -110,8 +122,8 @@ mod tests {
     fn the_last_ones_are_known_and_any_number_takes_bounded_memory() {
         let mut begun = Begun::default();
         for port in 0..60_000 {
-            begun.note(ends(port), None);
-            begun.note(ends(0), named("a.org"));
+            begun.note(ends(port), Arc::default(), None);
+            begun.note(ends(0), Arc::default(), named("a.org"));
             assert!(begun.connections.len() <= MOST && begun.order.len() <= MOST);
         }
         let names = |begun: &mut Begun, port| begun.find(&ends(port), 0, 7).cloned();
@@ -121,13 +133,13 @@ mod tests {
         let label = "x".repeat(60);
         let long: Arc<[Name]> = vec![Name::new(&[&label[..]; 4].join(".")).unwrap(); 16].into();
         for port in 0..10_000 {
-            begun.note(ends(port), Some(Arc::clone(&long)));
+            begun.note(ends(port), Arc::default(), Some(Arc::clone(&long)));
             assert!(begun.kept <= MOST_KEPT);
         }
         assert_eq!(names(&mut begun, 9_999), Some(Some(long)));
         for port in 0..60_000 {
-            begun.note(ends(port), None);
+            begun.note(ends(port), Arc::default(), None);
         }
-        assert_eq!(begun.kept, 0);
+        assert_eq!(begun.kept, MOST * Who::default().bytes());
     }
 }

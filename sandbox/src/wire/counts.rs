@@ -42,6 +42,8 @@ pub(super) enum Fate {
     Ruled,
     Kept,
     Denied(Peer),
+    /// It was permitted, but for what it says.
+    Unsaid,
     Foreign,
     Odd,
 }
@@ -53,7 +55,7 @@ impl Passed {
             Fate::Permitted => &mut self.permitted,
             Fate::Ruled => &mut self.ruled,
             Fate::Kept => &mut self.kept,
-            Fate::Denied(_) => &mut self.denied,
+            Fate::Denied(_) | Fate::Unsaid => &mut self.denied,
             Fate::Foreign => &mut self.foreign,
             Fate::Odd => &mut self.odd,
         } += 1;

@@ -28,7 +28,9 @@ pub(super) struct Segment<'a> {
 pub(super) enum Word {
     /// It goes on.
     Passes,
-    /// It does not; a new refusal names the server.
+    /// It does not, now: it may be said again, or it was refused before.
+    Waits,
+    /// It does not: this server may not be named, or it cannot be understood whom it means.
     Refused(Option<Name>),
 }
 
@@ -244,23 +246,23 @@ impl Flow {
         let first = segment.number.wrapping_add(u32::from(segment.has(SYN)));
         let ahead = ahead(first, self.next);
         match self.stage {
-            Stage::Refused => return Word::Refused(None),
+            Stage::Refused => return Word::Waits,
             Stage::Free if ahead > 0 => return Word::Passes,
             // What is missing before it comes first.
-            Stage::Reading if ahead > 0 => return Word::Refused(None),
+            Stage::Reading if ahead > 0 => return Word::Waits,
             _ => {}
         }
         let back = ahead.unsigned_abs() as usize;
         if back > MOST_BACK {
             // Of another connection, whatever the kernel makes of it: nobody waits for that any more.
-            return Word::Refused(None);
+            return Word::Waits;
         }
         let (old, mut new) = data.split_at(back.min(data.len()));
         // Said once more: the same again, or nothing. What the peer has it does not take anew.
         let had = back.saturating_sub(self.said.len()).min(old.len());
         let at = self.said.len().saturating_sub(back);
         if !self.said[at..].starts_with(&old[had..]) {
-            return Word::Refused(None);
+            return Word::Waits;
         }
         if new.is_empty() || self.stage == Stage::Free {
             return Word::Passes;
@@ -272,7 +274,7 @@ impl Flow {
         // It is kept twice: what the peer does not have, and a message that is not whole.
         if self.said.len() > MOST_SAID || self.kept() + 2 * new.len() > room {
             // Later, when the peer has more of it.
-            return Word::Refused(None);
+            return Word::Waits;
         }
         self.said.reserve_exact(new.len());
         self.said.extend_from_slice(new);

@@ -49,6 +49,7 @@ pub use plan::WirePlan;
 
 use self::dhcp::Lease;
 use self::space::{Space, SpacePlan, TapWish};
+use crate::act::Who;
 use crate::gate::Gate;
 use crate::interface::cable::{Cable, Taken};
 use crate::interface::tally::Tally;
@@ -162,7 +163,8 @@ impl Place {
         let (gate, names) = (gate.clone(), gate.clone());
         let rules = move |transport, peer| gate.allows_packet(transport, peer);
         wire.fence.ask_rules(Box::new(rules));
-        let names = move |peer, name: &Name| names.allows_name(peer, name);
+        let names =
+            move |who: Option<&Arc<Who>>, peer, name: &Name| names.judge_name(who, peer, name);
         wire.fence.ask_names(Box::new(names));
         wire.start()
     }

@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use super::begun::{Begun, Names};
 use super::flow::{ACK, Ends, Flow, Flows, RST, SYN, Segment, Word};
+use crate::act::Who;
 use crate::name::Name;
 
 /// Peers that were allowed by name, and connections that have not said yet whom they mean.
@@ -57,13 +58,13 @@ impl Served {
         Some(ticket)
     }
 
-    /// The call with this ticket has made a connection from this address and port, allowed by these names or as an address; or it
-    /// has made none.
+    /// This one's call with this ticket has made a connection from this address and port, allowed by these names or as an address;
+    /// or it has made none.
     pub(super) fn begins(
         &mut self,
         (peer, ticket): (SocketAddr, Ticket),
         own: Option<SocketAddr>,
-        names: Names,
+        (who, names): (Arc<Who>, Names),
     ) {
         if let Some(calls) = self.calls.get_mut(&peer) {
             calls.remove(&ticket);
@@ -72,7 +73,7 @@ impl Served {
             }
         }
         if let Some(own) = own {
-            self.begun.note((peer, own), names);
+            self.begun.note((peer, own), who, names);
         }
     }
 
@@ -93,14 +94,15 @@ impl Served {
         self.begun.find(ends, since, began_with).cloned()
     }
 
-    /// A segment of the program's from this address and port to that peer. `may` says whether a rule allows another name there.
+    /// A segment of the program's from this address and port to that peer. `may` says whether rules allow another name there to
+    /// this one, if it is known whose connection it is.
     pub(super) fn sent(
         &mut self,
         peer: SocketAddr,
         own: SocketAddr,
         (segment, by): (Option<Segment<'_>>, By),
         now: Instant,
-        may: impl Fn(&Name) -> bool,
+        may: impl Fn(Option<&Arc<Who>>, &Name) -> bool,
     ) -> Word {
         if !self.is_named(peer) {
             return Word::Passes;
@@ -126,7 +128,7 @@ impl Served {
                 }
                 if !self.flows.has_room(now) {
                     // Later, when others have said whom they mean.
-                    return Word::Refused(None);
+                    return Word::Waits;
                 }
                 Flow::new(segment.number, mark, names.flatten(), now)
             }
@@ -146,10 +148,12 @@ impl Served {
                 None if by == By::Rule => flow.name(Arc::default()),
                 None => {
                     self.flows.put(key, flow);
-                    return Word::Refused(None);
+                    return Word::Waits;
                 }
             }
         }
+        let who = self.begun.maker(&key, flow.number());
+        let may = |name: &Name| may(who, name);
         let word = flow.sent(&segment, self.flows.room(), now, may);
         if !flow.is_over() {
             self.flows.put(key, flow);

@@ -31,7 +31,9 @@ fn by(names: &[&str]) -> Names {
     Some(names.iter().copied().map(name).collect())
 }
 
-const WAITS: Word = Word::Refused(None);
+const WAITS: Word = Word::Waits;
+/// It cannot be understood whom it means.
+const UNREAD: Word = Word::Refused(None);
 
 /// A program's connection, and its peer's side.
 struct Talk {
@@ -58,7 +60,8 @@ impl Talk {
 
     /// It has made a connection from this port, allowed by these names.
     fn tells(&mut self, call: Ticket, own: u16, names: Names) {
-        self.served.begins((peer(), call), Some(here(own)), names);
+        self.served
+            .begins((peer(), call), Some(here(own)), (Arc::default(), names));
     }
 
     fn calls_by(&mut self, own: u16, names: Names) {
@@ -88,7 +91,7 @@ impl Talk {
     }
 
     fn sent(&mut self, own: u16, segment: Segment<'_>, by: By) -> Word {
-        let may = |other: &Name| *other == name("ruled.org");
+        let may = |_: Option<&Arc<Who>>, other: &Name| *other == name("ruled.org");
         self.served
             .sent(peer(), here(own), (Some(segment), by), self.now, may)
     }
@@ -238,7 +241,8 @@ fn a_call_of_another_program_does_not_hold_up_a_connection_that_it_cannot_have_m
     let mut talk = Talk::new();
     let other = talk.allows(true);
     talk.connect();
-    talk.served.begins((peer(), other), None, None);
+    talk.served
+        .begins((peer(), other), None, (Arc::default(), None));
     talk.allows(true);
     assert_eq!(talk.says(&said), Word::Passes);
     // It was allowed before, and the own call is told of when the connection was seen.
@@ -347,7 +351,7 @@ fn a_client_does_not_say_itself_that_its_server_has_taken_a_name() {
     let mut talk = Talk::connected();
     assert_eq!(talk.says(&hello(&["a.org"], 9000)), Word::Passes);
     talk.hears(&answer(ANOTHER, 9000));
-    assert_eq!(talk.says(&keys), WAITS);
+    assert_eq!(talk.says(&keys), UNREAD);
     assert_eq!(talk.says(&hello(&["c.org"], 9000)), WAITS);
     // What the server says comes in another order, and the program has all of it: it is not known what the server has taken.
     let mut talk = Talk::connected();
@@ -517,7 +521,7 @@ fn what_was_judged_is_what_arrives_whatever_it_was() {
 #[test]
 fn an_urgent_byte_does_not_hide_what_the_server_reads() {
     let bytes = hello(&["a.org"], 9000);
-    for (flags, word) in [(URG, WAITS), (0, Word::Passes)] {
+    for (flags, word) in [(URG, UNREAD), (0, Word::Passes)] {
         let mut talk = Talk::connected();
         assert_eq!(talk.segment(OWN, talk.next.0, ACK | flags, &bytes), word);
     }
@@ -547,7 +551,7 @@ fn no_connection_carries_a_part_of_another() {
             0,
         ]
     };
-    for (kind, word) in [(0, Word::Passes), (1, WAITS)] {
+    for (kind, word) in [(0, Word::Passes), (1, UNREAD)] {
         let options = multipath(kind);
         let segment = Segment {
             number: OURS,
@@ -571,10 +575,11 @@ fn connections_from_two_addresses_are_two() {
         options: &[],
         data: &[],
     };
-    let may = |_: &Name| false;
+    let may = |_: Option<&Arc<Who>>, _: &Name| false;
     let call = talk.allows(true);
     let ends = (peer(), call);
-    talk.served.begins(ends, Some(other), by(&["a.org"]));
+    let by = (Arc::default(), by(&["a.org"]));
+    talk.served.begins(ends, Some(other), by);
     // It begins and is broken off: what is looked at of the first one stays.
     for (number, flags) in [(77, SYN), (78, RST)] {
         let segment = (Some(segment(number, flags)), By::Call);
@@ -623,7 +628,7 @@ fn what_is_no_tls_passes_and_what_never_ends_does_not() {
     let endless = [22, 3, 1, 0, 1, 1].repeat(4000);
     let mut talk = Talk::connected();
     assert_eq!(talk.says(&endless[..6]), Word::Passes);
-    assert_eq!(talk.says(&endless), WAITS);
+    assert_eq!(talk.says(&endless), UNREAD);
 }
 
 #[test]

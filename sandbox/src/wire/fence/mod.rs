@@ -36,7 +36,7 @@ use super::kept;
 use super::seen::{Arp, Packet, Seen, ipv4, ipv6};
 use super::served::{By, Served};
 use super::sets::{Bounded, Lasting};
-use crate::act::{Act, Doing, Target, Transport};
+use crate::act::{Act, Doing, Target, Transport, Who};
 use crate::interface::cable::Guard;
 use crate::judging::Begins;
 use crate::name::Name;
@@ -52,8 +52,9 @@ pub struct Fence {
 /// Whether a rule that needs to know no program allows packets of this kind to, and from, this address.
 pub type Rules = Box<dyn Fn(Transport, SocketAddr) -> bool + Send + Sync>;
 
-/// Whether a rule that needs to know no program allows a server of this name.
-pub type Names = Box<dyn Fn(SocketAddr, &Name) -> bool + Send + Sync>;
+/// Whether rules allow this one, or anybody if it is not known whose connection it is, a server of this name there. Asked once for
+/// each connection and name, so that it can write down what it refuses.
+pub type Names = Box<dyn Fn(Option<&Arc<Who>>, SocketAddr, &Name) -> bool + Send + Sync>;
 
 /// The IPv6 addresses that the interface has now, if that can be found out.
 pub type Addresses = Box<dyn Fn() -> Option<Vec<IpAddr>> + Send + Sync>;
@@ -89,8 +90,8 @@ struct State {
     all: bool,
     counts: Counts,
     told: HashSet<Peer>,
-    /// Names that were refused at a peer, which are told once, too.
-    told_names: HashSet<(SocketAddr, Name)>,
+    /// Peers at which some first words could not be understood, which is told once, too.
+    told_unread: HashSet<SocketAddr>,
 }
 
 /// A datagram in parts: sender, receiver, protocol, number.
@@ -119,7 +120,7 @@ impl Fence {
             all: false,
             counts: Counts::default(),
             told: HashSet::new(),
-            told_names: HashSet::new(),
+            told_unread: HashSet::new(),
         };
         Self {
             state: Mutex::new(state),
@@ -152,20 +153,24 @@ impl Fence {
         let _ = self.names.set(names);
     }
 
-    /// A call was allowed that connects to this peer, by these names, one of which clients of TLS must name; `None`: by its
+    /// This one's call was allowed that connects to this peer, by these names, one of which clients of TLS must name; `None`: by its
     /// address. It then says from which address and port it did. `None` if there are too many such peers: this one is not to be
     /// [allowed](Self::allow).
     pub fn connects(
         self: &Arc<Self>,
+        who: &Arc<Who>,
         peer: SocketAddr,
         names: Option<Vec<Name>>,
     ) -> Option<Begins> {
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
         let ticket = self.lock().served.allow(peer, names.is_some())?;
-        let (fence, names) = (Arc::clone(self), names.map(Arc::from));
+        let (fence, who, names) = (Arc::clone(self), Arc::clone(who), names.map(Arc::from));
         Some(Begins::new(move |own: Option<SocketAddr>| {
             let own = own.map(|own| SocketAddr::new(own.ip().to_canonical(), own.port()));
-            fence.lock().served.begins((peer, ticket), own, names);
+            fence
+                .lock()
+                .served
+                .begins((peer, ticket), own, (who, names));
         }))
     }
 

@@ -65,7 +65,8 @@ impl State {
             true => None,
             false => Segment::of(packet.body),
         };
-        let may = |name: &Name| names.is_some_and(|names| names(peer, name));
+        let may =
+            |who: Option<&Arc<Who>>, name: &Name| names.is_some_and(|names| names(who, peer, name));
         let (from, now) = (SocketAddr::new(packet.from, own), Instant::now());
         let flow = ((Transport::Tcp, packet.to, port), own);
         // Who came is answered; all others begin by themselves.
@@ -78,16 +79,18 @@ impl State {
         };
         match self.served.sent(peer, from, (segment, by), now, may) {
             Word::Passes => fate,
+            Word::Waits => Fate::Unsaid,
             Word::Refused(name) => {
-                if let Some(name) = name
-                    && self.told_names.len() < MOST_TOLD
-                    && self.told_names.insert((peer, name.clone()))
+                // Whoever judged a name has written it down.
+                if name.is_none()
+                    && self.told_unread.len() < MOST_TOLD
+                    && self.told_unread.insert(peer)
                 {
                     log::warn!(
-                        "no rule allows {name} at {peer}: what names it by TLS is dropped at the wire"
+                        "{peer} was allowed by name, and it cannot be read which server is meant there: that is dropped at the wire"
                     );
                 }
-                Fate::Denied((Transport::Tcp, peer.ip(), peer.port()))
+                Fate::Unsaid
             }
         }
     }

@@ -219,7 +219,9 @@ fn what_is_in_parts_has_no_name_and_none_of_it_leaves() {
     // The control: nothing is compared.
     assert!(fence.leaves(&part(1, 0x2000, &body)) && fence.leaves(&part(1, 3, &[0; 40])));
     let names = Some(vec![Name::new("a.org").unwrap()]);
-    let begins = shared.connects(at(PEER, 443), names).unwrap();
+    let begins = shared
+        .connects(&Arc::default(), at(PEER, 443), names)
+        .unwrap();
     begins.tell(Some(at(OWN, 40_000)));
     assert!(!fence.leaves(&part(2, 0x2000, &body)));
     assert!(!fence.leaves(&part(2, 3, &[0; 40])));
@@ -231,7 +233,7 @@ fn a_socket_of_our_own_and_who_comes_speak_with_a_peer_that_was_allowed_by_name(
     let shared = Arc::new(fence());
     let fence: &Fence = &shared;
     let names = Some(vec![Name::new("a.org").unwrap()]);
-    drop(shared.connects(at(PEER, 53), names));
+    drop(shared.connects(&Arc::default(), at(PEER, 53), names));
     let segment = |flags: u8, from, to, data: &[u8]| {
         let mut body = ports(from, to);
         (body[12], body[13]) = (0x50, flags);
@@ -256,8 +258,9 @@ fn a_socket_of_our_own_and_who_comes_speak_with_a_peer_that_was_allowed_by_name(
 fn a_call_that_ends_untold_has_made_no_connection() {
     let fence = Arc::new(fence());
     let names = || Some(vec![Name::new("a.org").unwrap()]);
-    let first = fence.connects(at(PEER, 443), names()).unwrap();
-    drop(fence.connects(at(PEER, 443), names()));
+    let connects = || fence.connects(&Arc::default(), at(PEER, 443), names());
+    let first = connects().unwrap();
+    drop(connects());
     first.tell(Some("[::ffff:10.0.0.9]:40000".parse().unwrap()));
     let served = format!("{:?}", fence.lock().served);
     assert!(served.contains("calls: {}"), "{served}");
