@@ -70,6 +70,7 @@ test=(
     # programs that ask in the sandbox
     git:git nmap:nmap nc.openbsd:netcat-openbsd
     /usr/sbin/dropbear:dropbear-bin redis-cli:redis-tools
+    gtlsclient:ngtcp2-client gtlsserver:ngtcp2-server
     # and their questions as notifications
     notify-send:libnotify-bin dbus-run-session:dbus
     /usr/share/doc/python3-dbus:python3-dbus /usr/share/doc/python3-gi:python3-gi
@@ -129,6 +130,11 @@ fi
 echo "setup: installing ${missing[*]}"
 root=()
 [[ $(id -u) -eq 0 ]] || root=(sudo)
+# It brings a service, and the tests want the program alone.
+if [[ " ${missing[*]} " == *" ngtcp2-server "* ]]; then
+    "${root[@]}" mkdir -p /etc/systemd/system
+    "${root[@]}" ln -sfn /dev/null /etc/systemd/system/ngtcp2d.service
+fi
 "${root[@]}" apt-get update -qq
 "${root[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

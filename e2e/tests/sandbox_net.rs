@@ -8,10 +8,12 @@ use std::thread;
 use std::time::Duration;
 
 use vnplug::{Next, Port};
-use vnplug_e2e::Lab;
+use vnplug_e2e::asking::{self, Asking, Reply};
 use vnplug_e2e::daemon::{Daemon, counted, program, value};
+use vnplug_e2e::secure::{FETCH_BY_QUIC, PAGE, quic_server};
 use vnplug_e2e::station::{Running, Station};
 use vnplug_e2e::user::{USER, open_to_all};
+use vnplug_e2e::{Lab, secure};
 use vnplug_testing::eventually;
 
 const WIRE: &str = "lan0,address=203.0.113.9/24,mac=02:00:00:00:71:09";
@@ -228,14 +230,7 @@ const NAMED: &str =
 
 /// A server of TLS on the station, which takes any name.
 fn tls_server(lab: &Lab, station: &Station) -> Running {
-    let file = |name: &str| lab.dir().join(name).display().to_string();
-    let (key, certificate) = (file("key.pem"), file("certificate.pem"));
-    let make = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt"])
-        .args(["ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=test"])
-        .args(["-keyout", &key, "-out", &certificate])
-        .output();
-    assert!(make.unwrap().status.success());
+    let [key, certificate] = secure::certificate(lab).unwrap();
     let mut server = station.netns.command("openssl");
     server
         .args(["s_server", "-accept", "203.0.113.2:443", "-www", "-quiet"])
@@ -348,6 +343,53 @@ fn a_connection_by_name_says_that_name_though_another_one_is_by_number() {
         assert_eq!(text.contains("it answered"), passes, "{name}{more}: {text}");
         assert_eq!(text.contains(NAMED), !passes, "{text}");
     }
+    daemon.audit();
+}
+
+#[test]
+fn quic_is_asked_about_once_and_has_no_frame_if_nobody_answers() {
+    let lab = Lab::new().unwrap();
+    let config = open_to_all(&lab, "");
+    let join = format!("uid:{USER}=lan0");
+    let arguments = [
+        "--config",
+        &config,
+        "--switch",
+        "lan0",
+        "--allow-join",
+        &join,
+    ];
+    let daemon = Daemon::start(&lab, None, &arguments).unwrap();
+    let station = greeter(&lab, &daemon);
+    let server = quic_server(&lab, &station.netns).unwrap();
+    let _server = Running::start(server, &lab, "gtlsserver").unwrap();
+    let listens = || station.netns.exec(&["ss", "-lnu"]).unwrap();
+    eventually("the server is there", || listens().contains(":4433"));
+    let mut at_switch = daemon.port("host:lan0").filter(OWN).open().unwrap();
+    let mut run = |name: &str, timeout: &str, reply: fn(&serde_json::Value) -> Option<Reply>| {
+        let home = asking::home(&lab, &format!("home-{name}")).unwrap();
+        let options = ["--net", WIRE, "--default", "ask", "--timeout", timeout];
+        let words = ["sh", "-c", FETCH_BY_QUIC, "sh", "shop.test"];
+        let place = (&lab, None, name);
+        let sandbox = Asking::start(daemon.command().unwrap(), place, &home, &options, &words);
+        let asked = sandbox.unwrap().finish(reply).unwrap();
+        assert_eq!(
+            asked.asked(),
+            ["gtlsclient connect udp 203.0.113.2:4433"],
+            "{asked:#?}"
+        );
+        (asked.output.contains(PAGE), frames(&mut at_switch), asked)
+    };
+    let (fetched, frames, asked) = run("late", "300ms", |_| None);
+    assert!(!fetched && frames == 0, "{asked:#?}");
+    let (fetched, frames, asked) = run("quic", "60s", |_| {
+        Some(Reply {
+            say: "allow",
+            life: "session",
+            offer: 0,
+        })
+    });
+    assert!(fetched && frames > 0, "{asked:#?}");
     daemon.audit();
 }
 

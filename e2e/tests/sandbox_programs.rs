@@ -18,6 +18,7 @@ use serde_json::Value;
 use vnplug::{Next, Port};
 use vnplug_e2e::asking::{self, Asked, Asking, Reply};
 use vnplug_e2e::daemon::{Daemon, program};
+use vnplug_e2e::secure::{FETCH_BY_QUIC, PAGE, quic_server};
 use vnplug_e2e::station::Running;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_testing::eventually;
@@ -85,9 +86,13 @@ impl Place {
     fn serve(&self, words: &[&str], listens: &str) {
         let mut command = self.far.command(words[0]);
         command.args(&words[1..]);
-        let mut server = Running::start(command, &self.lab, words[0]).unwrap();
-        eventually(&format!("{} listens", words[0]), || {
-            assert!(server.status().is_none(), "{words:?}: {}", server.errors());
+        self.serve_by(command, words[0], listens);
+    }
+
+    fn serve_by(&self, command: Command, name: &str, listens: &str) {
+        let mut server = Running::start(command, &self.lab, name).unwrap();
+        eventually(&format!("{name} listens"), || {
+            assert!(server.status().is_none(), "{name}: {}", server.errors());
             let sockets = self.far.exec(&["ss", "-lntuH"]).unwrap();
             sockets.contains(listens)
         });
@@ -379,6 +384,20 @@ fn ssh_and_a_database_speak_with_servers_that_were_allowed() {
     let once = ["redis-cli connect tcp 203.0.113.2:6379"];
     assert_eq!(asked.asked(), once, "{asked:#?}");
     assert!(asked.output.contains("value"), "{asked:#?}");
+    assert!(place.frames() > 0);
+}
+
+#[test]
+fn a_client_of_quic_asks_once_and_speaks_with_its_server() {
+    let place = Place::new();
+    let server = quic_server(&place.lab, &place.far).unwrap();
+    place.serve_by(server, "gtlsserver", ":4433");
+    let words = ["sh", "-c", FETCH_BY_QUIC, "sh", "shop.test"];
+    place.denied("late", &words, "Permission denied");
+    let asked = place.run("quic", &words, |_| session(0));
+    let once = ["gtlsclient connect udp 203.0.113.2:4433"];
+    assert_eq!(asked.asked(), once, "{asked:#?}");
+    assert!(asked.output.contains(PAGE), "{asked:#?}");
     assert!(place.frames() > 0);
 }
 
