@@ -218,12 +218,12 @@ fn who_has_no_token_sees_nothing_and_who_has_one_what_it_is_for() {
         let is = ["/api/now", query].map(|path| server.with_token(path, token).0);
         assert_eq!(is, statuses);
     }
-    // Each is in the log by name; tokens are not.
+    // Each is in the log by name, and of strangers the first; tokens are not.
     let log = server.log();
     for line in [
         "alice from 127.0.0.1: GET /api/extract?filter=udp+port+53: 200",
         "wall from 127.0.0.1: GET /api/extract?filter=udp+port+53: 403",
-        "- from 127.0.0.1: GET /api/recordings: 401",
+        "- from 127.0.0.1: GET /page.js: 401",
     ] {
         assert!(log.contains(line), "no {line:?} in {log}");
     }

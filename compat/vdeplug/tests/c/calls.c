@@ -1,5 +1,6 @@
 /* Calls libvdeplug as programs do: what an address promises that is not a socket. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <libvdeplug.h>
@@ -186,10 +187,33 @@ static void threads(char *url)
 	CHECK(vde_close(conns[0]) == 0 && vde_close(conns[1]) == 0);
 }
 
+/* Stops a process: on a busy machine its threads go on for a while after the signal. */
+static void stop(pid_t pid)
+{
+	CHECK(kill(pid, SIGSTOP) == 0);
+	char path[300], state;
+	snprintf(path, sizeof(path), "/proc/%d/task", pid);
+	DIR *tasks = opendir(path);
+	CHECK(tasks != NULL);
+	for (struct dirent *task; (task = readdir(tasks)) != NULL;) {
+		if (task->d_name[0] == '.')
+			continue;
+		snprintf(path, sizeof(path), "/proc/%d/task/%s/stat", pid, task->d_name);
+		double start = now();
+		do {
+			CHECK(now() - start < 20);
+			FILE *stat = fopen(path, "r");
+			CHECK(stat != NULL && fscanf(stat, "%*[^)]) %c", &state) == 1);
+			fclose(stat);
+		} while (state != 'T');
+	}
+	closedir(tasks);
+}
+
 static void full(char *url, pid_t daemon)
 {
 	VDECONN *conn = joined(url);
-	CHECK(kill(daemon, SIGSTOP) == 0);
+	stop(daemon);
 	long count = 0;
 	while (sent(conn, 1, MSG_DONTWAIT) == LEN)
 		CHECK(++count < 100000);
