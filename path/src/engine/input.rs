@@ -130,6 +130,9 @@ impl Input {
         }
         self.queue.may_pass(self.fanout.is_unread());
         self.queue.is_watched(self.fanout.is_watched());
+        if self.queue.is_behind() {
+            self.queue.is_crowded(self.fanout.is_crowded(*now_us));
+        }
         let (fanout, now) = (&mut self.fanout, *now_us);
         let received = self
             .queue

@@ -129,6 +129,13 @@ impl Fanout {
         self.by_id.len() > self.members.len() || !self.ends.is_empty()
     }
 
+    /// Whether the ring of some port that is being read is half full; ports of a switch's single ports are not looked at.
+    pub fn is_crowded(&mut self, now_us: u64) -> bool {
+        let seats = self.seats.iter_mut().flatten();
+        // Each learns whether it is being read.
+        seats.fold(false, |any, seat| seat.port.is_crowded(now_us) | any)
+    }
+
     /// Counts frames as read that nobody here reads. None of them is outbound.
     #[inline]
     pub fn pass(&mut self, frames: u64, bytes: u64) {

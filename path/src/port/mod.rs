@@ -59,6 +59,8 @@ pub struct Port {
     pub counters: PortCounters,
     /// What the kernel had dropped of this queue when the port was attached.
     pub dropped_before: u64,
+    /// How much its reader had not read when it was half full and the reader last took something; and when that was.
+    crowded: Option<(u64, u64)>,
     quarantined: Option<String>,
     is_revoked: bool,
     due_us: Option<u64>,
@@ -165,6 +167,7 @@ impl Port {
             mark_gap: false,
             counters: PortCounters::default(),
             dropped_before: 0,
+            crowded: None,
             quarantined: None,
             is_revoked: false,
             due_us: None,
@@ -259,6 +262,23 @@ impl Port {
     #[cold]
     pub fn decline(&mut self, batch: &BatchInfo<'_>) {
         self.counters.direction += self.judge.leave_out(batch, &mut self.counters);
+    }
+
+    /// Whether half of its ring was not read yet, and its reader reads. To be asked again and again.
+    pub fn is_crowded(&mut self, now_us: u64) -> bool {
+        let used = self.producer.used();
+        let is_given = self.quarantined().is_none() && self.judge.is_enabled();
+        if !is_given || used <= self.ring_bytes() / 2 {
+            self.crowded = None;
+            return false;
+        }
+        match self.crowded {
+            Some((least, since_us)) if used >= least => now_us.saturating_sub(since_us) < IDLE_US,
+            _ => {
+                self.crowded = Some((used, now_us));
+                true
+            }
+        }
     }
 
     /// Counts a batch that the port is not given, because its owner's ports have used up their
@@ -602,6 +622,8 @@ fn meta_of(frame: &Frame<'_>, flow_hash: u32, batch: &BatchInfo<'_>) -> Meta {
     }
 }
 
+/// Who takes nothing for so long is not waited for, in microseconds.
+const IDLE_US: u64 = 200_000;
 /// Why a port is in quarantine whose reader did what only the host may.
 const OVERWRITTEN: &str = "its reader wrote over the host's words, or freed their page";
 /// Why a port is in quarantine after a panic.

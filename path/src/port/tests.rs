@@ -13,7 +13,7 @@ use vnplug_ring::layout::{Geometry, Life, TAIL, flags, ring_size};
 use vnplug_ring::{Arena, ArenaGeometry, ArenaReader, Consumer, Producer, Region, Wait};
 
 use super::doorbell::Doorbell;
-use super::{Offered, Port, PortCounters, Share};
+use super::{IDLE_US, Offered, Port, PortCounters, Share};
 use crate::batch::BatchInfo;
 use crate::commons::Commons;
 use vnplug_filter::Program;
@@ -110,6 +110,31 @@ fn a_full_ring_drops_counts_and_says_so_in_the_stream() {
     offer(&mut port, &frames(&bytes, 1), 100);
     let packet = consumer.next().unwrap().unwrap();
     assert_eq!(u64::from(packet.meta.lost), 100 - fits);
+}
+
+#[test]
+fn a_port_is_crowded_while_its_reader_takes_something_and_half_is_not_read() {
+    let (mut port, mut consumer, _) = port(2000);
+    let some = frames(&[7; 1000], 20);
+    offer(&mut port, &some, 0);
+    assert!(!port.is_crowded(0));
+    offer(&mut port, &some, 20);
+    assert!(port.is_crowded(0) && port.is_crowded(IDLE_US - 1));
+    consumer.next().unwrap();
+    consumer.release();
+    assert!(port.is_crowded(IDLE_US) && port.is_crowded(2 * IDLE_US - 1));
+    assert!(!port.is_crowded(2 * IDLE_US));
+    consumer.next().unwrap();
+    consumer.release();
+    assert!(port.is_crowded(2 * IDLE_US));
+    while consumer.next().unwrap().is_some() {}
+    consumer.release();
+    assert!(!port.is_crowded(2 * IDLE_US));
+    offer(&mut port, &some, 40);
+    offer(&mut port, &some, 60);
+    assert!(port.is_crowded(2 * IDLE_US));
+    port.quarantine("it lied".into());
+    assert!(!port.is_crowded(2 * IDLE_US));
 }
 
 #[test]

@@ -57,6 +57,14 @@ pub trait Queue: Send {
     /// of `receive`.
     fn is_watched(&mut self, _is_watched: bool) {}
 
+    /// Whether it hands out what an earlier process left, and would rather wait than have a port without room.
+    fn is_behind(&self) -> bool {
+        false
+    }
+
+    /// Whether some port that is being read is half full. Said before each call of `receive` while it is behind.
+    fn is_crowded(&mut self, _is_crowded: bool) {}
+
     /// What to wait for after [`Received::Nothing`].
     fn arm(&mut self) -> Wake<'_>;
 

@@ -30,6 +30,7 @@
 
 mod awaited;
 mod block;
+mod held;
 mod interfaces;
 mod kept;
 mod load;

@@ -19,6 +19,7 @@ use vnplug_ring::layout::flags;
 use vnplug_ring::offload::Offload;
 
 use super::Direction;
+use super::held::{Behind, Held, STEP};
 use super::outbox::Outbox;
 use super::rings::Rings;
 use super::socket::{Bound, Opener};
@@ -58,6 +59,8 @@ pub(super) struct PacketQueue {
     keeping: Vec<Keeping>,
     /// Nothing is handed out yet.
     held: Option<Held>,
+    /// What came meanwhile is being handed out.
+    behind: Option<Behind>,
     /// What another process left was never counted in a quiet moment.
     unsure: bool,
 }
@@ -87,6 +90,7 @@ impl PacketQueue {
             number: bound.queue,
             keeping: bound.keeping,
             held: bound.resumed.then(Held::default),
+            behind: None,
             unsure: false,
         };
         queue.settle(bound.link.up);
@@ -117,11 +121,7 @@ impl PacketQueue {
         let Some(held) = &mut self.held else {
             return false;
         };
-        held.until.get_or_insert_with(|| Instant::now() + HOLD);
-        let left = held.left();
-        // What is full already waits for a reader, too: it would be lost without one.
-        let is_pressed = HOLD - left >= LEAST_HOLD && self.rings.are_half_full();
-        if !left.is_zero() && !is_pressed {
+        if !held.is_over(|| self.rings.are_half_full()) {
             return true;
         }
         if let Some(filter) = self.held.take().and_then(|held| held.filter)
@@ -130,7 +130,17 @@ impl PacketQueue {
             // Everything is more than what was wanted, but never too little.
             log::warn!(target: "source", "{error}: the kernel drops nothing before the ring");
         }
+        self.behind = Some(Behind::now());
         false
+    }
+
+    /// Whether what was held waits for a reader.
+    fn waits(&mut self) -> bool {
+        let is_over = |it: &Behind| it.is_over(|| self.rings.are_half_full());
+        if self.behind.as_ref().is_some_and(is_over) {
+            self.behind = None;
+        }
+        self.behind.as_ref().is_some_and(|it| it.is_crowded)
     }
 
     /// The state after a bind, which leaves an error on the socket if the interface is down.
@@ -298,13 +308,15 @@ impl PacketQueue {
 
 impl Queue for PacketQueue {
     fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
-        if self.is_held() {
+        if self.is_held() || self.waits() {
             return Ok(Received::Nothing);
         }
+        let most = if self.is_behind() { STEP } else { MAX_BATCH };
         self.rings.release_spent();
         // A block has frames, but nothing relies on it: one round through the rings at most.
         for _ in 0..self.rings.blocks() {
             let Some(next) = self.rings.next() else {
+                self.behind = None;
                 return Ok(Received::Nothing);
             };
             if self.rings.take_losing() {
@@ -314,7 +326,7 @@ impl Queue for PacketQueue {
             let Some(mut walk) = self.rings.walk(next, self.opener.config().snaplen) else {
                 return Ok(Received::Nothing);
             };
-            walk.fill(&mut batch, MAX_BATCH);
+            walk.fill(&mut batch, most);
             let (cursor, malformed) = walk.stop();
             if let Some(first) = batch.first_mut() {
                 first.flags |= std::mem::take(&mut self.mark);
@@ -335,10 +347,20 @@ impl Queue for PacketQueue {
         Ok(Received::Nothing)
     }
 
+    fn is_behind(&self) -> bool {
+        self.behind.is_some()
+    }
+
+    fn is_crowded(&mut self, is_crowded: bool) {
+        if let Some(behind) = &mut self.behind {
+            behind.is_crowded = is_crowded;
+        }
+    }
+
     fn arm(&mut self) -> Wake<'_> {
         let within = self.patience();
-        if let Some(held) = &self.held {
-            let within = held.left().clamp(MIN_LOOK, LOOK);
+        let held = self.held.as_ref().map(Held::pause);
+        if let Some(within) = held.or_else(|| self.behind.as_ref().and_then(Behind::pause)) {
             return Wake {
                 fds: [None, None],
                 within: Some(within),
@@ -459,30 +481,6 @@ impl Transmitter for PacketQueue {
     }
 }
 
-/// What another process received is held until its readers may be back, unless it becomes too much.
-#[derive(Debug, Default)]
-struct Held {
-    /// From when on it is asked for.
-    until: Option<Instant>,
-    /// What the kernel is to pass afterwards.
-    filter: Option<Box<Loaded>>,
-}
-
-impl Held {
-    fn left(&self) -> Duration {
-        let now = Instant::now();
-        self.until
-            .map_or(HOLD, |until| until.saturating_duration_since(now))
-    }
-}
-
-/// Readers come back within half a second (`guest/src/port/phase.rs`).
-const HOLD: Duration = Duration::from_secs(1);
-/// Those of a daemon that was there a moment ago come sooner.
-const LEAST_HOLD: Duration = Duration::from_millis(200);
-/// How often it is looked whether the rings are half full meanwhile.
-const LOOK: Duration = Duration::from_millis(10);
-const MIN_LOOK: Duration = Duration::from_millis(1);
 /// How often frames are counted that come meanwhile.
 const TRIES: usize = 100;
 /// How often an interface that is down is looked at, to see it deleted or up.
