@@ -78,6 +78,8 @@ pub(crate) enum What {
     Came(Box<OpenSource>),
     /// The source of this name has none any more.
     Went(String),
+    /// The sources of all interfaces that were there at first have been told of.
+    Settled,
 }
 
 /// Ends a pattern's thread when it is dropped.
@@ -175,9 +177,13 @@ struct Watcher {
 
 impl Watcher {
     fn run(&mut self) {
+        let mut is_settled = false;
         while self.sleep() {
             self.find_namespace();
-            self.settle();
+            if self.settle() && !is_settled {
+                is_settled = true;
+                self.say(What::Settled);
+            }
         }
     }
 
@@ -255,12 +261,12 @@ impl Watcher {
         }
     }
 
-    /// Opens and tells until the sources are as the interfaces are.
-    fn settle(&mut self) {
+    /// Opens and tells until the sources are as the interfaces are; false if these are not known yet, or it is to end.
+    fn settle(&mut self) -> bool {
         loop {
             // Each opening takes a while, in which more may change.
             if !self.hear() {
-                return;
+                return false;
             }
             let wanted = self.wanted();
             self.part(&wanted);
@@ -272,15 +278,15 @@ impl Watcher {
                 .collect();
             let left = missing.len();
             let Some((index, name)) = missing.drain(..).next() else {
-                return;
+                return true;
             };
             if self.members.len() >= self.pattern.most {
                 self.say_full(left);
-                return;
+                return true;
             }
             self.receive(index, name);
             if self.stops_within(Some(Duration::ZERO), false) {
-                return;
+                return false;
             }
         }
     }

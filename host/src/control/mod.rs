@@ -230,6 +230,7 @@ impl Control {
             let welcomed = control.welcome_pattern(pattern);
             welcomed.map_err(|refusal| io::Error::other(refusal.text))?;
         }
+        control.settle_patterns();
         Ok(control)
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
 use vnplug_os::event;
 use vnplug_os::peer_log;
@@ -11,6 +12,7 @@ use super::Control;
 use super::sources::RING_BYTES;
 use crate::hub::Refusal;
 use crate::pattern::{News, OpenPattern, Watching, What};
+use crate::spec::OpenSource;
 
 /// The patterns in force.
 pub(super) struct Patterns {
@@ -111,48 +113,75 @@ impl Control {
     /// Goes on with what the patterns' threads tell.
     pub(super) fn patterns_told(&mut self) {
         for _ in 0..AT_ONCE {
-            let Ok(News { number, what }) = self.patterns.news.try_recv() else {
+            let Ok(news) = self.patterns.news.try_recv() else {
                 return;
             };
-            match what {
-                What::Came(source) => {
-                    let name = source.name().to_owned();
-                    let is_new = self.must_be_new(&name);
-                    let mut all = self.patterns.all.iter_mut();
-                    let Some((pattern, running)) = all.find(|(_, it)| it.number == number) else {
-                        // It was removed meanwhile.
-                        self.jobs.discard(source, RING_BYTES);
-                        continue;
-                    };
-                    if let Err(refusal) = is_new {
-                        let level = log::Level::Warn;
-                        peer_log!(level, "source", "pattern {pattern:?}: {}", refusal.text);
-                        self.jobs.discard(source, RING_BYTES);
-                        continue;
-                    }
-                    let pattern = pattern.clone();
-                    running.members.insert(name.clone());
-                    self.policy.note_member(&name, &pattern);
-                    if let Err(refusal) = self.welcome(*source) {
-                        log::error!(target: "source", "pattern {pattern:?}: {}", refusal.text);
-                        self.take_from_pattern(0, &name, GONE);
-                    }
-                }
-                What::Went(name) => {
-                    let mut all = self.patterns.all.values_mut();
-                    let running = all.find(|it| it.number == number);
-                    // Another source may have the name by now.
-                    if running.is_some_and(|it| it.members.remove(&name)) {
-                        self.part_from_member(0, &name, GONE);
-                    }
-                }
-            }
+            self.pattern_told(news);
         }
         // The rest when others were served.
         event::ring(&self.bell);
     }
+
+    /// Waits until each pattern has the sources of the interfaces that are there: who comes back to one finds it.
+    pub(super) fn settle_patterns(&mut self) {
+        let until = Instant::now() + SETTLING;
+        let mut left = self.patterns.all.len();
+        while left > 0 {
+            let pause = until.saturating_duration_since(Instant::now());
+            let Ok(news) = self.patterns.news.recv_timeout(pause) else {
+                log::warn!(
+                    target: "source",
+                    "not all interfaces of {left} patterns are received yet: their readers may be refused at first"
+                );
+                return;
+            };
+            left -= usize::from(matches!(news.what, What::Settled));
+            self.pattern_told(news);
+        }
+    }
+
+    fn pattern_told(&mut self, News { number, what }: News) {
+        match what {
+            What::Came(source) => self.member_came(number, source),
+            What::Went(name) => {
+                let mut all = self.patterns.all.values_mut();
+                let running = all.find(|it| it.number == number);
+                // Another source may have the name by now.
+                if running.is_some_and(|it| it.members.remove(&name)) {
+                    self.part_from_member(0, &name, GONE);
+                }
+            }
+            What::Settled => {}
+        }
+    }
+
+    fn member_came(&mut self, number: u64, source: Box<OpenSource>) {
+        let name = source.name().to_owned();
+        let is_new = self.must_be_new(&name);
+        let mut all = self.patterns.all.iter_mut();
+        let Some((pattern, running)) = all.find(|(_, it)| it.number == number) else {
+            // It was removed meanwhile.
+            self.jobs.discard(source, RING_BYTES);
+            return;
+        };
+        if let Err(refusal) = is_new {
+            let level = log::Level::Warn;
+            peer_log!(level, "source", "pattern {pattern:?}: {}", refusal.text);
+            self.jobs.discard(source, RING_BYTES);
+            return;
+        }
+        let pattern = pattern.clone();
+        running.members.insert(name.clone());
+        self.policy.note_member(&name, &pattern);
+        if let Err(refusal) = self.welcome(*source) {
+            log::error!(target: "source", "pattern {pattern:?}: {}", refusal.text);
+            self.take_from_pattern(0, &name, GONE);
+        }
+    }
 }
 
+/// How long the daemon waits for the sources of its patterns before it serves.
+const SETTLING: Duration = Duration::from_secs(10);
 /// So much is done before others are served.
 const AT_ONCE: usize = 16;
 /// Why a port is gone.
