@@ -18,7 +18,7 @@ build=(
     libpcap.so.0.8:libpcap0.8
 )
 package=(
-    "${build[@]}" dh_builddeb:debhelper rpmbuild:rpm xz:xz-utils python3:python3
+    "${build[@]}" dh_builddeb:debhelper rpmbuild:rpm xz:xz-utils xorrisofs:xorriso python3:python3
 )
 sandbox=(
     "${build[@]}" ip:iproute2 curl:curl /usr/bin/busybox:busybox-static
@@ -48,10 +48,12 @@ test=(
     # the page of recordings is tested in a browser
     "$browser:$browser" "chromedriver:$driver"
     # README's first commands are typed on a fresh machine, and packages are made and installed there
-    debootstrap:debootstrap dh_builddeb:debhelper rpmbuild:rpm
+    debootstrap:debootstrap dh_builddeb:debhelper rpmbuild:rpm xorrisofs:xorriso
     # programs of VDE, on a switch
     wirefilter:vde-wirefilter vdens:vdens
     /var/lib/dpkg/info/libvdeplug-slirp.list:libvdeplug-slirp
+    # installs our agent in a guest
+    qemu-ga:qemu-guest-agent
     # a C program calls libvdeplug
     /usr/include/libvdeplug.h:libvdeplug-dev
     zstd:zstd age:age openssl:openssl valgrind:valgrind

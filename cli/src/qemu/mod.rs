@@ -8,10 +8,12 @@ mod access;
 mod blocks;
 mod grow;
 mod incoming;
+mod lines;
 mod migrate;
 mod monitor;
 mod nic;
 mod parts;
+mod push;
 mod qmp;
 mod slots;
 mod target;
@@ -29,6 +31,7 @@ use self::access::Owner;
 pub(crate) use self::migrate::Migrate;
 use self::monitor::{Monitor, MonitorError};
 use self::parts::{Kind, Left, Part};
+use self::push::Push;
 use self::qmp::Qmp;
 use self::slots::DeviceAddress;
 pub(crate) use self::slots::{MORE_PORTS, PORT_TYPES};
@@ -80,7 +83,7 @@ A doorbell serves until the daemon is restarted; then readers are woken over the
 until the VM is detached and attached again. Without KVM keep it plugged: QEMU (7.2 at least) does
 not forget its descriptors when it is unplugged and may crash later.
 If QEMU runs as another user, that user gets access to the pool file and the sockets (an ACL).
-In the guest, run `vnplug agent`.
+In the guest, run `vnplug agent`, or have QEMU's guest agent install it there: --guest-agent /run/probe.qga
 --nic alone plugs interfaces and nothing else, and needs no agent. Of the ways into the switch that this
 QEMU can take it takes the best, and says which and why. The guest needs a driver (virtio_net), the machine
 a free place for each (on q35: a pcie-root-port).")]
@@ -126,6 +129,8 @@ pub(crate) struct Attach {
     /// User that QEMU runs as (NAME, UID or UID:GID), where it is not found automatically
     #[arg(long, value_name = "USER", value_parser = access::parse_owner)]
     qemu_user: Option<Owner>,
+    #[command(flatten)]
+    push: Push,
 }
 
 /// Detaches a QEMU virtual machine.
@@ -199,6 +204,9 @@ impl Attach {
         if !self.nics.is_empty() {
             self.attach_nics(monitor.as_mut(), buses, &mut connect()?)?;
         }
+        // Which libvirt must have answered before.
+        drop(monitor);
+        self.push.run(&self.vm.name, &self.monitor)?;
         Ok(OK)
     }
 

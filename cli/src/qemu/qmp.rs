@@ -5,7 +5,7 @@
 //! a greeting, hence every wait here has a limit.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
@@ -17,13 +17,13 @@ use serde_json::{Value, json};
 use vnplug::{Peer, peer_of};
 
 use super::access::{self, Owner};
+use super::lines::Lines;
 use super::monitor::{Event, Monitor, MonitorError, News};
 
 /// One connection to a monitor, ready for commands.
 #[derive(Debug)]
 pub(crate) struct Qmp {
-    stream: UnixStream,
-    received: Vec<u8>,
+    lines: Lines,
     events: VecDeque<Event>,
     next_id: u64,
     limit: Duration,
@@ -38,13 +38,12 @@ impl Qmp {
         let stream =
             UnixStream::connect(path).map_err(|error| MonitorError::Connect(path.into(), error))?;
         let mut qmp = Self {
-            stream,
-            received: Vec::new(),
+            lines: Lines::new(stream),
             events: VecDeque::new(),
             next_id: 1,
             limit,
         };
-        match qmp.line(Instant::now() + limit) {
+        match qmp.lines.read(Instant::now() + limit) {
             Ok(Some(greeting)) if greeting.get("QMP").is_some() => {}
             Ok(Some(_)) => return Err(MonitorError::NotQmp(path.into())),
             Ok(None) => return Err(MonitorError::NoGreeting(path.into(), limit)),
@@ -64,32 +63,6 @@ impl Qmp {
         }
         self.events.push_back(event);
     }
-
-    /// One line, or `None` at the deadline.
-    fn line(&mut self, deadline: Instant) -> io::Result<Option<Value>> {
-        loop {
-            if let Some(end) = self.received.iter().position(|&byte| byte == b'\n') {
-                let line: Vec<u8> = self.received.drain(..=end).collect();
-                return Ok(Some(serde_json::from_slice(&line)?));
-            }
-            if self.received.len() > MAX_LINE {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(None);
-            }
-            self.stream.set_read_timeout(Some(left))?;
-            let mut chunk = [0; 4096];
-            match self.stream.read(&mut chunk) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(len) => self.received.extend_from_slice(&chunk[..len]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
 }
 
 impl Qmp {
@@ -106,16 +79,19 @@ impl Qmp {
         line.push('\n');
         let closed = || MonitorError::Closed(command.to_owned());
         let sent = match fd {
-            Some(fd) => send_with(&self.stream, line.as_bytes(), fd),
+            Some(fd) => send_with(&self.lines.stream, line.as_bytes(), fd),
             None => Ok(0),
         };
         let sent = sent.map_err(|_| closed())?;
-        self.stream
-            .write_all(&line.as_bytes()[sent..])
-            .map_err(|_| closed())?;
         let deadline = Instant::now() + self.limit;
+        self.lines
+            .write(&line.as_bytes()[sent..], deadline)
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::TimedOut => MonitorError::Silent(command.to_owned(), self.limit),
+                _ => closed(),
+            })?;
         loop {
-            let mut answer = match self.line(deadline) {
+            let mut answer = match self.lines.read(deadline) {
                 Ok(Some(answer)) => answer,
                 Ok(None) => return Err(MonitorError::Silent(command.to_owned(), self.limit)),
                 Err(_) => return Err(closed()),
@@ -161,7 +137,7 @@ impl Monitor for Qmp {
             return Ok(News::Event(event));
         }
         loop {
-            match self.line(deadline) {
+            match self.lines.read(deadline) {
                 Ok(Some(answer)) => {
                     if let Some(event) = Event::from_json(&answer) {
                         return Ok(News::Event(event));
@@ -174,7 +150,7 @@ impl Monitor for Qmp {
     }
 
     fn qemu_user(&mut self) -> Result<Option<Owner>, MonitorError> {
-        let Ok(peer) = peer_of(&self.stream) else {
+        let Ok(peer) = peer_of(&self.lines.stream) else {
             return Ok(None);
         };
         Ok(Some(user_of_peer(peer)))
@@ -191,12 +167,11 @@ fn user_of_peer(peer: Peer) -> Owner {
     })
 }
 
-const MAX_LINE: usize = 16 << 20;
 const MAX_EVENTS: usize = 1024;
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader};
+    use std::io::{BufRead, BufReader, Write};
     use std::num::NonZeroU32;
     use std::ops::Deref;
     use std::os::unix::net::UnixListener;

@@ -48,6 +48,22 @@ impl Virsh {
         Ok(virsh)
     }
 
+    /// Has QEMU's guest agent run a command.
+    ///
+    /// # Errors
+    /// As [`execute`](Monitor::execute); what the agent refuses is among libvirt's words.
+    pub(crate) fn in_guest(&self, command: &str, arguments: Value) -> Result<Value, MonitorError> {
+        let domain = format!("--domain={}", self.domain);
+        let limit = format!("--timeout={}", self.limit.as_secs());
+        let request = json!({"execute": command, "arguments": arguments}).to_string();
+        let words = ["qemu-agent-command", &domain, &limit, "--cmd", &request];
+        let answer = self.virsh(&words, command)?;
+        let answer: Option<Value> = serde_json::from_str(&answer).ok();
+        answer
+            .and_then(|mut answer| answer.get_mut("return").map(Value::take))
+            .ok_or_else(|| MonitorError::NotAnswer(command.to_owned()))
+    }
+
     fn virsh(&self, arguments: &[&str], what: &str) -> Result<String, MonitorError> {
         let mut command = Command::new("virsh");
         command.arg("--quiet").env("LC_ALL", "C");

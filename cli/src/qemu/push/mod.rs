@@ -1,0 +1,153 @@
+//! Installs vNPlug's agent in a guest by QEMU's own (qemu-ga), and starts it there.
+
+mod guest;
+mod program;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+
+use self::guest::Guest;
+use self::program::Program;
+use super::virsh::Virsh;
+use super::{MonitorArgs, VIRSH_LIMIT};
+use crate::failure::Failure;
+use crate::out;
+
+/// Whether the agent is to be put into the guest, and how.
+#[derive(Debug, Args)]
+pub(super) struct Push {
+    /// Have QEMU's guest agent (qemu-ga), whose SOCKET this is, install vNPlug's agent in the guest and start it. Without
+    /// SOCKET by libvirt (--libvirt)
+    #[arg(long, value_name = "SOCKET", num_args = 0..=1, conflicts_with_all = ["incoming", "grow"])]
+    guest_agent: Option<Option<PathBuf>>,
+    /// With --guest-agent: the static program to install. Default: this vnplug
+    #[arg(long, value_name = "FILE", requires = "guest_agent")]
+    guest_program: Option<PathBuf>,
+}
+
+impl Push {
+    /// Does it, if it was asked for. `name`: the VM.
+    pub(super) fn run(&self, name: &str, monitor: &MonitorArgs) -> Result<(), Failure> {
+        let Some(socket) = &self.guest_agent else {
+            return Ok(());
+        };
+        let done = self.install(socket.as_ref(), monitor);
+        let done = done.map_err(|why| {
+            Failure::about(name, format!("the agent is not installed: {}", why.line()))
+        })?;
+        out::line(&format!("{name}: {done}"))
+    }
+
+    fn install(&self, socket: Option<&PathBuf>, monitor: &MonitorArgs) -> Result<String, Failure> {
+        let program = Program::read(self.guest_program.as_deref())?;
+        let mut guest = match (socket, &monitor.libvirt) {
+            (Some(socket), _) => Guest::at(socket)?,
+            (None, Some(domain)) => {
+                let virsh = Virsh::open(domain, monitor.connect.as_deref(), VIRSH_LIMIT)?;
+                Guest::of(virsh)
+            }
+            (None, None) => {
+                return Err(Failure::new(
+                    "--guest-agent needs the SOCKET of the guest agent's channel (without --libvirt)",
+                ));
+            }
+        };
+        guest.must_do(&NEEDED)?;
+        let there = Found::in_guest(&mut guest)?;
+        if there.is("packaged") {
+            guest.run("systemctl enable --now vnplug-agent")?;
+            return Ok("the guest has the agent's package; its service runs".to_owned());
+        }
+        let machine = there.value("machine");
+        if machine != program.machine {
+            let ours = program.machine;
+            return Err(Failure::new(format!(
+                "the guest is {machine} and the program for {ours}: give --guest-program FILE"
+            )));
+        }
+        let began = Instant::now();
+        let size = program.bytes.len();
+        let version = concat!("vnplug ", env!("CARGO_PKG_VERSION"));
+        let is_there = there.value("version") == version && there.value("size") == size.to_string();
+        if !is_there {
+            guest.run("mkdir -p /usr/local/bin && umask 022 && : >/usr/local/bin/.vnplug.new")?;
+            guest.write("/usr/local/bin/.vnplug.new", &program.bytes)?;
+            guest.run("chmod 755 /usr/local/bin/.vnplug.new && mv /usr/local/bin/.vnplug.new /usr/local/bin/vnplug")?;
+        }
+        let installed = match is_there {
+            true => format!("{PROGRAM} is in the guest already"),
+            false => format!(
+                "{PROGRAM} is in the guest ({:.1} MB in {:.1} s)",
+                size as f64 / 1e6,
+                began.elapsed().as_secs_f32()
+            ),
+        };
+        let runs = start(&mut guest, &there)?;
+        Ok(format!("{installed}; {runs}"))
+    }
+}
+
+/// Starts the agent, as a service if the guest has systemd.
+fn start(guest: &mut Guest, there: &Found) -> Result<&'static str, Failure> {
+    if there.is("systemd") {
+        guest.run("mkdir -p /etc/systemd/system")?;
+        guest.write("/etc/systemd/system/vnplug-agent.service", UNIT)?;
+        guest.run("systemctl daemon-reload && systemctl enable vnplug-agent && systemctl restart vnplug-agent")?;
+        return Ok("the agent runs as vnplug-agent.service");
+    }
+    guest.run(START)?;
+    Ok("the agent runs, until the guest ends: it has no systemd that would start it again")
+}
+
+/// What the guest says of itself.
+struct Found(BTreeMap<String, String>);
+
+impl Found {
+    fn in_guest(guest: &mut Guest) -> Result<Self, Failure> {
+        let said = guest.run(LOOK)?;
+        let pairs = said.lines().filter_map(|line| line.split_once('='));
+        Ok(Self(
+            pairs
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .collect(),
+        ))
+    }
+
+    fn is(&self, key: &str) -> bool {
+        self.0.contains_key(key)
+    }
+
+    fn value(&self, key: &str) -> &str {
+        self.0.get(key).map_or("", String::as_str)
+    }
+}
+
+const NEEDED: [&str; 6] = [
+    "guest-exec",
+    "guest-exec-status",
+    "guest-file-open",
+    "guest-file-write",
+    "guest-file-flush",
+    "guest-file-close",
+];
+const PROGRAM: &str = "/usr/local/bin/vnplug";
+const UNIT: &[u8] = include_bytes!("../../../../dist/vnplug-agent.service");
+/// Without `pgrep` and the like, which small systems lack. What the agent says is in /run/vnplug-agent.log.
+const START: &str = r#"agents() {
+    for process in /proc/[0-9]*; do
+        [ "$(tr '\0' ' ' <$process/cmdline 2>/dev/null)" != '/usr/local/bin/vnplug agent ' ] || echo ${process#/proc/}
+    done
+}
+for old in $(agents); do kill $old; done
+setsid /usr/local/bin/vnplug agent </dev/null >/run/vnplug-agent.log 2>&1 &
+sleep 1
+[ -n "$(agents)" ] || { echo "the agent ended at once: $(tail -n 1 /run/vnplug-agent.log)" >&2; exit 1; }"#;
+/// Lines of `key=value`.
+const LOOK: &str = "echo machine=$(uname -m)
+[ ! -d /run/systemd/system ] || echo systemd=yes
+for unit in /lib /usr/lib; do [ ! -e $unit/systemd/system/vnplug-agent.service ] || echo packaged=yes; done
+[ ! -x /usr/local/bin/vnplug ] || echo version=$(/usr/local/bin/vnplug --version)
+[ ! -x /usr/local/bin/vnplug ] || echo size=$(wc -c </usr/local/bin/vnplug)";

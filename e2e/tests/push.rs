@@ -1,0 +1,116 @@
+//! QEMU's own guest agent puts ours into a guest.
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use vnplug_e2e::attached::{image, plug};
+use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::{Lab, Qemu, QemuConfig};
+use vnplug_testing::eventually;
+
+/// What is installed: it runs the program that the guest has anyhow. Ten megabytes take a minute where QEMU's agent is emulated.
+const STUB: &str = r#"#include <unistd.h>
+int main(int argc, char **argv) { return argc + execv("/bin/vnplug", argv); }
+"#;
+/// Says what it was asked.
+const SYSTEMCTL: &str = "#!/bin/sh\necho \"$@\" >>/run/systemctl\n";
+const LIMIT: Duration = Duration::from_secs(30);
+
+#[test]
+fn qemus_guest_agent_installs_ours_and_starts_it() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=100"]).unwrap();
+    let [systemctl, source, program, socket] =
+        ["systemctl", "stub.c", "stub", "qga"].map(|name| lab.dir().join(name));
+    fs::write(&systemctl, SYSTEMCTL).unwrap();
+    fs::write(&source, STUB).unwrap();
+    let mut cc = Command::new("cc");
+    cc.args(["-static", "-Os", "-s", "-o"])
+        .args([&program, &source]);
+    assert!(cc.status().unwrap().success());
+    let config = QemuConfig {
+        image: image().unwrap().program("/usr/sbin/qemu-ga").file(
+            &systemctl,
+            "/usr/bin/systemctl",
+            0o755,
+        ),
+        qemu_args: vec![
+            "-chardev".into(),
+            format!("socket,id=qga,path={},server=on,wait=off", socket.display()),
+            "-device".into(),
+            "virtserialport,chardev=qga,name=org.qemu.guest_agent.0".into(),
+        ],
+        ..QemuConfig::default()
+    };
+    let guest = Qemu::boot(&lab, config).unwrap_or_else(|error| panic!("{error}"));
+    let in_guest = |command: &str| {
+        let done = guest.run(command, LIMIT).unwrap();
+        assert_eq!(done.status, 0, "{command}: {}", done.text());
+        done.text()
+    };
+    let begin = |more: &str| {
+        let path = "$(vport org.qemu.guest_agent.0)";
+        let command = format!("echo $$ >/run/qga; exec qemu-ga -t /run -p {path} {more}");
+        guest.spawn(&command).unwrap()
+    };
+    let end = || in_guest("while kill $(cat /run/qga); do sleep 0.1; done 2>/dev/null; true");
+    let agent = socket.display().to_string();
+    let program = program.display().to_string();
+    let push = ["--guest-agent", &agent, "--guest-program", &program];
+    let refused = |args: &[&str]| {
+        plug(&daemon, &guest, "probe", args)
+            .unwrap_err()
+            .to_string()
+    };
+
+    // Nobody answers; the guest's administrator forbids it; the program needs libraries.
+    let said = refused(&push);
+    assert!(said.contains("no guest agent answers within 6 s"), "{said}");
+    let _job = begin("-b guest-exec");
+    let said = refused(&push);
+    assert!(said.contains("does not allow guest-exec"), "{said}");
+    let said = refused(&["--guest-agent", &agent]);
+    assert!(said.contains("it needs libraries"), "{said}");
+    end();
+
+    // Without systemd.
+    let job = begin("");
+    let said = plug(&daemon, &guest, "probe", &push);
+    let said = said.unwrap_or_else(|error| panic!("{error}; {:?}", job.peek(4096)));
+    assert!(said.contains("attached already"), "{said}");
+    assert!(
+        said.contains("/usr/local/bin/vnplug is in the guest ("),
+        "{said}"
+    );
+    assert!(said.contains("until the guest ends"), "{said}");
+    eventually("the agent that was installed serves", || {
+        guest
+            .run("vnplug list", LIMIT)
+            .unwrap()
+            .text()
+            .contains("host:lab")
+    });
+    let count = in_guest("/usr/local/bin/vnplug count host:lab -c 20");
+    assert!(count.contains("20 packets"), "{count}");
+    let said = plug(&daemon, &guest, "probe", &push).unwrap();
+    assert!(said.contains("is in the guest already"), "{said}");
+    let agents = in_guest("cat /proc/[0-9]*/cmdline | tr '\\0' ' '");
+    let agents = agents.matches("/usr/local/bin/vnplug agent").count();
+    assert_eq!(agents, 1);
+
+    // With systemd, whose part a script plays.
+    in_guest("mkdir -p /run/systemd/system; rm /usr/local/bin/vnplug");
+    let said = plug(&daemon, &guest, "probe", &push).unwrap();
+    assert!(said.contains("runs as vnplug-agent.service"), "{said}");
+    let asked = in_guest("cat /run/systemctl");
+    assert_eq!(
+        asked,
+        "daemon-reload\nenable vnplug-agent\nrestart vnplug-agent"
+    );
+    let unit = in_guest("cat /etc/systemd/system/vnplug-agent.service");
+    assert!(
+        unit.contains("ExecStart=/usr/local/bin/vnplug agent"),
+        "{unit}"
+    );
+}
