@@ -1,7 +1,10 @@
 //! Bounds that hold also on a path that the processor only guesses (Spectre v1).
-#![expect(
-    unsafe_code,
-    reason = "two instructions that the compiler must not replace by a branch"
+#![cfg_attr(
+    target_arch = "x86_64",
+    expect(
+        unsafe_code,
+        reason = "two instructions that the compiler must not replace by a branch"
+    )
 )]
 
 /// `index` if `end` is at most `len`, else the largest number; without a branch, which could be

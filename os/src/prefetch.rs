@@ -1,5 +1,8 @@
 //! Hints to the processor that memory is needed soon; they affect only speed.
-#![expect(unsafe_code, reason = "an instruction that has no safe form yet")]
+#![cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "an instruction that has no safe form yet")
+)]
 
 /// Asks for the cache lines of a value, the first eight at most.
 #[inline(always)]
