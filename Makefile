@@ -144,11 +144,13 @@ install:
 	@PREFIX=$(PREFIX) dist/install
 
 # Packages of what is built: target/packages. `make package KINDS="deb tar"` makes some of them.
-package: setup-package build
+package: setup-package build query
 	dist/package $(KINDS)
 
 # Installs them into a fresh Debian, runs, upgrades and removes them there.
 test-packages: package
+	rm -f target/packages/*.whl
+	dist/package wheel
 	./.ci/packages
 
 # mdBook takes some minutes to compile, once.
