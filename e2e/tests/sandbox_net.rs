@@ -369,7 +369,7 @@ fn quic_is_asked_about_once_and_has_no_frame_if_nobody_answers() {
     let mut run = |name: &str, timeout: &str, reply: fn(&serde_json::Value) -> Option<Reply>| {
         let home = asking::home(&lab, &format!("home-{name}")).unwrap();
         let options = ["--net", WIRE, "--default", "ask", "--timeout", timeout];
-        let words = ["sh", "-c", FETCH_BY_QUIC, "sh", "shop.test"];
+        let words = ["sh", "-c", FETCH_BY_QUIC, "sh", "203.0.113.2"];
         let place = (&lab, None, name);
         let sandbox = Asking::start(daemon.command().unwrap(), place, &home, &options, &words);
         let asked = sandbox.unwrap().finish(reply).unwrap();
@@ -390,6 +390,42 @@ fn quic_is_asked_about_once_and_has_no_frame_if_nobody_answers() {
         })
     });
     assert!(fetched && frames > 0, "{asked:#?}");
+    daemon.audit();
+}
+
+#[test]
+fn a_client_of_quic_names_the_server_that_was_allowed_and_no_other_at_the_same_address() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let station = greeter(&lab, &daemon);
+    let _names = name_server(&lab, &station);
+    let server = quic_server(&lab, &station.netns).unwrap();
+    let _server = Running::start(server, &lab, "gtlsserver").unwrap();
+    let listens = || station.netns.exec(&["ss", "-lnu"]).unwrap();
+    eventually("the server is there", || listens().contains(":4433"));
+    let rules = lab.dir().join("rules.toml");
+    // The other one may be looked up, and spoken with elsewhere.
+    let allow = "default = 'deny'\n[[rule]]\nsay = 'allow'\nto = 'shop.test'\n\
+                 [[rule]]\nsay = 'allow'\nto = 'evil.test'\nport = 1\n";
+    std::fs::write(&rules, allow).unwrap();
+    let rules = rules.display().to_string();
+    let script = format!("getent ahostsv4 shop.test && {FETCH_BY_QUIC}");
+    for (more, name, passes) in [
+        ("", "shop.test", true),
+        // The control: it is the fence that stops it.
+        (",fence=off", "evil.test", true),
+        ("", "evil.test", false),
+    ] {
+        let wire = format!("{WIRE},dns=203.0.113.2{more}");
+        let options = ["--net", &wire, "--profile", &rules, "--ask", "none"];
+        let words = ["sh", "-c", &script, "sh", name];
+        let mut command = sandbox(&daemon, &options, &words);
+        let text = said(&command.current_dir(lab.dir()).output().unwrap());
+        assert_eq!(text.contains(PAGE), passes, "{name}{more}: {text}");
+        let named = NAMED.replace("443 by tcp", "4433 by udp");
+        assert_eq!(text.contains(&named), !passes, "{text}");
+        let _ = std::fs::remove_dir_all(lab.dir().join("got"));
+    }
     daemon.audit();
 }
 

@@ -392,7 +392,7 @@ fn a_client_of_quic_asks_once_and_speaks_with_its_server() {
     let place = Place::new();
     let server = quic_server(&place.lab, &place.far).unwrap();
     place.serve_by(server, "gtlsserver", ":4433");
-    let words = ["sh", "-c", FETCH_BY_QUIC, "sh", "shop.test"];
+    let words = ["sh", "-c", FETCH_BY_QUIC, "sh", SERVER];
     place.denied("late", &words, "Permission denied");
     let asked = place.run("quic", &words, |_| session(0));
     let once = ["gtlsclient connect udp 203.0.113.2:4433"];

@@ -13,6 +13,7 @@ mod libpcap;
 pub mod names;
 pub mod pcap;
 pub mod pcapng;
+pub mod quic;
 pub mod rules;
 pub mod segment;
 pub mod settings;

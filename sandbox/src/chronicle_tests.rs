@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 use vnplug_testing::TestDir;
 
-use crate::act::{Doing, Target};
+use crate::act::{Doing, Target, Transport};
 use crate::ask::tests::{connect, who};
 use crate::chronicle::{Chronicle, Sinks};
 use crate::gate::{Gate, Setup, Verdict};
@@ -211,7 +211,11 @@ fn a_servers_name_that_is_refused_is_written_down_with_the_rule_that_allows_it()
         // A rule for curl says nothing of the others.
         (None, "curls.org", false),
     ] {
-        assert_eq!(gate.judge_name(who, at, &name(text)), passes, "{text}");
+        assert_eq!(
+            gate.judge_name(who, Transport::Tcp, at, &name(text)),
+            passes,
+            "{text}"
+        );
     }
     let refused = [
         (Some(&curl), at, "evil.org"),
@@ -219,7 +223,7 @@ fn a_servers_name_that_is_refused_is_written_down_with_the_rule_that_allows_it()
         (Some(&curl), floor, "evil.org"),
     ];
     for (who, to, text) in refused {
-        assert!(!gate.judge_name(who, to, &name(text)));
+        assert!(!gate.judge_name(who, Transport::Tcp, to, &name(text)));
     }
     gate.end();
     let lines = lines.lines();
@@ -233,9 +237,12 @@ fn a_servers_name_that_is_refused_is_written_down_with_the_rule_that_allows_it()
         let rule = entry["allow_with"].as_str().unwrap();
         let rules = file::parse(rule, |_, _| Origin::Given).unwrap().rules;
         let gate = Gate::new(Policy { rules, ..policy() });
-        assert!(gate.judge_name(who, to, &name(text)), "{rule}");
+        assert!(
+            gate.judge_name(who, Transport::Tcp, to, &name(text)),
+            "{rule}"
+        );
         assert_eq!(
-            gate.judge_name(None, to, &name(text)),
+            gate.judge_name(None, Transport::Tcp, to, &name(text)),
             who.is_none(),
             "{rule}"
         );

@@ -83,11 +83,18 @@ pub(crate) fn supervise(supervision: Supervision) -> io::Result<u8> {
         let gate = judging.gate.clone();
         judging.permit = Some(Box::new(move |act, names| {
             let mut begins = None;
-            if let (Transport::Tcp, Target::Internet(peer)) = (act.transport, &act.target)
-                && act.doing == Doing::Connect
-            {
-                let connects = fence.connects(&act.who, *peer, gate.names_allowing(act, names));
-                begins = Some(connects.ok_or(TOO_MANY)?);
+            if let (Doing::Connect, Target::Internet(peer)) = (act.doing, &act.target) {
+                let allowing = || gate.names_allowing(act, names);
+                match act.transport {
+                    Transport::Tcp => {
+                        let connects = fence.connects(&act.who, *peer, allowing());
+                        begins = Some(connects.ok_or(TOO_MANY)?);
+                    }
+                    Transport::Udp if !fence.speaks(&act.who, *peer, allowing()) => {
+                        return Err(TOO_MANY);
+                    }
+                    _ => {}
+                }
             }
             match gate.lasts(act, names) {
                 true => fence.allow(act),

@@ -202,20 +202,26 @@ impl Gate {
     }
 
     /// Judges that a client of TLS names this server on a connection that was allowed by another name: this one's, or one that
-    /// only a rule without a program has allowed. Nobody is asked, as the client has spoken already.
-    pub(crate) fn judge_name(&self, who: Option<&Arc<Who>>, to: SocketAddr, name: &Name) -> bool {
+    /// only a rule without a program has allowed, or somebody's. Nobody is asked, as the client has spoken already.
+    pub(crate) fn judge_name(
+        &self,
+        who: Option<&Arc<Who>>,
+        transport: Transport,
+        to: SocketAddr,
+        name: &Name,
+    ) -> bool {
         let (policy, now) = (self.inner.policy(), SystemTime::now());
         let names = std::slice::from_ref(name);
         let act = Act {
             who: who.cloned().unwrap_or_default(),
             doing: Doing::Connect,
-            transport: Transport::Tcp,
+            transport,
             target: Target::Internet(to),
         };
         let decision = policy.decide(&act, names, now);
         let may = match who {
             Some(_) => decision.say == Say::Allow,
-            None => policy.allows_anybody(Transport::Tcp, to, names, now),
+            None => policy.allows_anybody(transport, to, names, now),
         };
         if !may {
             let reason = Reason::Named(Box::new(decision.reason));

@@ -27,8 +27,9 @@ use super::{Tap, header, queue_of};
 
 /// Looks at each frame before it goes on.
 pub trait Guard {
-    /// A frame that a program sent; false: the switch does not get it.
-    fn leaves(&mut self, frame: &[u8]) -> bool;
+    /// A frame that a program sent; false: the switch does not get it. Of a super-frame of UDP, so many bytes are in each of its
+    /// datagrams; else 0.
+    fn leaves(&mut self, frame: &[u8], size: usize) -> bool;
     /// A frame of the switch; false: the interface does not get it.
     fn enters(&mut self, frame: &[u8]) -> bool;
 }
@@ -39,7 +40,7 @@ pub struct Unguarded;
 
 impl Guard for Unguarded {
     #[inline]
-    fn leaves(&mut self, _: &[u8]) -> bool {
+    fn leaves(&mut self, _: &[u8], _: usize) -> bool {
         true
     }
 
@@ -250,10 +251,8 @@ impl<G: Guard> Cable<G> {
                 break;
             };
             self.taken.all += 1;
-            if !self
-                .guard
-                .leaves(self.frame[..len].get(header::SIZE..).unwrap_or_default())
-            {
+            let (head, frame) = self.frame[..len].split_at(header::SIZE.min(len));
+            if !self.guard.leaves(frame, header::datagram_size(head)) {
                 self.taken.denied += 1;
                 count += 1;
                 continue;

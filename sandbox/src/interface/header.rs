@@ -48,7 +48,21 @@ fn word(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([word[0], word[1]]))
 }
 
+/// Of a super-frame of UDP: bytes of each of its datagrams, but for the last; else 0.
+pub fn datagram_size(header: &[u8]) -> usize {
+    match *header {
+        [_, kind, _, _, low, high, ..] if kind & !ECN == UDP_DATAGRAMS => {
+            // NB: as above.
+            u16::from_ne_bytes([low, high]).into()
+        }
+        _ => 0,
+    }
+}
+
 const NEEDS_CSUM: u8 = 1;
+/// VIRTIO_NET_HDR_GSO_UDP_L4, and the bit that may stand beside a kind.
+const UDP_DATAGRAMS: u8 = 5;
+const ECN: u8 = 0x80;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 

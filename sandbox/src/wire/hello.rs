@@ -234,6 +234,21 @@ fn length_of(message: &[u8]) -> usize {
     usize::from(message[1]) << 16 | usize::from(message[2]) << 8 | usize::from(message[3])
 }
 
+/// The message that a client's stream without records begins with, as in QUIC, if it is whole; and its length.
+pub fn whole(stream: &[u8]) -> Option<(Hello, usize)> {
+    match stream.first()? {
+        &CLIENT_HELLO => {}
+        _ => return Some((Hello::Wrong, 1)),
+    }
+    let (head, rest) = stream.split_at_checked(MESSAGE_HEAD)?;
+    let length = length_of(head);
+    if length > MOST_BYTES {
+        return Some((Hello::Wrong, MESSAGE_HEAD));
+    }
+    let found = of_body(rest.get(..length)?);
+    Some((found.unwrap_or(Hello::Wrong), MESSAGE_HEAD + length))
+}
+
 /// `None`: it does not follow its own lengths, or names what is no name.
 fn of_body(body: &[u8]) -> Option<Hello> {
     // The version and a random number.

@@ -18,10 +18,12 @@ mod error;
 mod fence;
 mod flow;
 pub mod hello;
+pub mod initial;
 mod kept;
 mod lease;
 mod netlink;
 mod plan;
+mod quic;
 mod seen;
 mod served;
 mod sets;
@@ -163,8 +165,9 @@ impl Place {
         let (gate, names) = (gate.clone(), gate.clone());
         let rules = move |transport, peer| gate.allows_packet(transport, peer);
         wire.fence.ask_rules(Box::new(rules));
-        let names =
-            move |who: Option<&Arc<Who>>, peer, name: &Name| names.judge_name(who, peer, name);
+        let names = move |who: Option<&Arc<Who>>, transport, peer, name: &Name| {
+            names.judge_name(who, transport, peer, name)
+        };
         wire.fence.ask_names(Box::new(names));
         wire.start()
     }

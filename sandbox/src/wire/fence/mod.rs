@@ -33,6 +33,7 @@ use super::brief::Brief;
 use super::counts::{Counts, Fate, Peer};
 use super::flow::{Segment, Word};
 use super::kept;
+use super::quic::Quic;
 use super::seen::{Arp, Packet, Seen, ipv4, ipv6};
 use super::served::{By, Served};
 use super::sets::{Bounded, Lasting};
@@ -54,7 +55,7 @@ pub type Rules = Box<dyn Fn(Transport, SocketAddr) -> bool + Send + Sync>;
 
 /// Whether rules allow this one, or anybody if it is not known whose connection it is, a server of this name there. Asked once for
 /// each connection and name, so that it can write down what it refuses.
-pub type Names = Box<dyn Fn(Option<&Arc<Who>>, SocketAddr, &Name) -> bool + Send + Sync>;
+pub type Names = Box<dyn Fn(Option<&Arc<Who>>, Transport, SocketAddr, &Name) -> bool + Send + Sync>;
 
 /// The IPv6 addresses that the interface has now, if that can be found out.
 pub type Addresses = Box<dyn Fn() -> Option<Vec<IpAddr>> + Send + Sync>;
@@ -86,6 +87,8 @@ struct State {
     parts: Lasting<Parts>,
     /// Whom clients of TLS may name.
     served: Served,
+    /// And those of QUIC.
+    quic: Quic,
     /// A packet socket was allowed: everything passes.
     all: bool,
     counts: Counts,
@@ -117,6 +120,7 @@ impl Fence {
             askers: Bounded::new(MOST_ASKERS),
             parts: Lasting::new(MOST_PARTS),
             served: Served::default(),
+            quic: Quic::default(),
             all: false,
             counts: Counts::default(),
             told: HashSet::new(),
@@ -172,6 +176,13 @@ impl Fence {
                 .served
                 .begins((peer, ticket), own, (who, names));
         }))
+    }
+
+    /// This one's call was allowed that speaks with this peer by UDP, by these names, one of which clients of QUIC must name; `None`:
+    /// by its address. False if there are too many such peers: this one is not to be [allowed](Self::allow).
+    pub fn speaks(&self, who: &Arc<Who>, peer: SocketAddr, names: Option<Vec<Name>>) -> bool {
+        let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+        self.lock().quic.allow(who, peer, names)
     }
 
     /// An act was allowed: its packets may pass. Told before the act is done, since its first packet may leave at
@@ -264,9 +275,14 @@ impl Fence {
 
     /// Whether a frame that a program sent goes on.
     pub fn leaves(&self, frame: &[u8]) -> bool {
+        self.leaves_cut(frame, 0)
+    }
+
+    /// The same of a super-frame of UDP that is cut into datagrams of so many bytes; 0: it is none.
+    pub fn leaves_cut(&self, frame: &[u8], size: usize) -> bool {
         let mut state = self.lock();
         let fate = state.sent(
-            frame,
+            (frame, size),
             self.rules.get(),
             self.addresses.get(),
             self.names.get(),
@@ -293,8 +309,8 @@ impl Fence {
 }
 
 impl Guard for Arc<Fence> {
-    fn leaves(&mut self, frame: &[u8]) -> bool {
-        Fence::leaves(self, frame)
+    fn leaves(&mut self, frame: &[u8], size: usize) -> bool {
+        self.leaves_cut(frame, size)
     }
 
     fn enters(&mut self, frame: &[u8]) -> bool {

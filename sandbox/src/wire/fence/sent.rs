@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use super::*;
 use crate::wire::flow::{ACK, SYN};
+use crate::wire::initial::LONG;
 
 impl State {
     pub(super) fn sent(
         &mut self,
-        frame: &[u8],
+        (frame, size): (&[u8], usize),
         rules: Option<&Rules>,
         addresses: Option<&Addresses>,
         names: Option<&Names>,
@@ -39,6 +40,9 @@ impl State {
                     fate if fate.passes() && packet.protocol == TCP && !packet.later => {
                         self.sent_on(fate, &packet, names)
                     }
+                    fate if fate.passes() && packet.protocol == UDP && !packet.later => {
+                        self.sent_datagrams(fate, &packet, size, names)
+                    }
                     fate => fate,
                 };
                 if packet.more && !packet.later {
@@ -65,8 +69,9 @@ impl State {
             true => None,
             false => Segment::of(packet.body),
         };
-        let may =
-            |who: Option<&Arc<Who>>, name: &Name| names.is_some_and(|names| names(who, peer, name));
+        let may = |who: Option<&Arc<Who>>, name: &Name| {
+            names.is_some_and(|names| names(who, Transport::Tcp, peer, name))
+        };
         let (from, now) = (SocketAddr::new(packet.from, own), Instant::now());
         let flow = ((Transport::Tcp, packet.to, port), own);
         // Who came is answered; all others begin by themselves.
@@ -77,7 +82,53 @@ impl State {
             _ if answers && self.came.members.contains(&flow) => By::Other,
             _ => By::Call,
         };
-        match self.served.sent(peer, from, (segment, by), now, may) {
+        let word = self.served.sent(peer, from, (segment, by), now, may);
+        self.unless(word, fate, peer)
+    }
+
+    /// What becomes of a packet of UDP that passes so far, by the servers that its datagrams name by QUIC.
+    fn sent_datagrams(
+        &mut self,
+        fate: Fate,
+        packet: &Packet<'_>,
+        size: usize,
+        names: Option<&Names>,
+    ) -> Fate {
+        let Some((own, port)) = packet.ports() else {
+            return Fate::Odd;
+        };
+        let peer = SocketAddr::new(packet.to, port);
+        if !self.quic.is_named(peer) {
+            return fate;
+        }
+        let (flow, now) = (((Transport::Udp, packet.to, port), own), Instant::now());
+        if self.ours.lives(&flow, now) || self.came.members.contains(&flow) {
+            return fate;
+        }
+        let may = |who: Option<&Arc<Who>>, name: &Name| {
+            names.is_some_and(|names| names(who, Transport::Udp, peer, name))
+        };
+        let content = packet.unpadded().get(UDP_HEAD..).unwrap_or_default();
+        let is_long = content.first().is_some_and(|first| first & LONG != 0);
+        let size = if size == 0 { content.len() } else { size };
+        let mut word = match packet.more && is_long {
+            // Only a part of it is seen.
+            true => Word::Refused(None),
+            false => Word::Passes,
+        };
+        let ends = (peer, SocketAddr::new(packet.from, own));
+        for datagram in content.chunks(size.max(1)) {
+            if word != Word::Passes {
+                break;
+            }
+            word = self.quic.sent(ends, datagram, now, may);
+        }
+        self.unless(word, fate, peer)
+    }
+
+    /// What becomes of a packet with this fate, by what was made of its content.
+    fn unless(&mut self, word: Word, fate: Fate, peer: SocketAddr) -> Fate {
+        match word {
             Word::Passes => fate,
             Word::Waits => Fate::Unsaid,
             Word::Refused(name) => {
@@ -203,3 +254,6 @@ impl State {
         self.judge((Transport::Other(ICMPV6), to, 0), None, rules)
     }
 }
+
+/// Bytes of a head of UDP.
+const UDP_HEAD: usize = 8;

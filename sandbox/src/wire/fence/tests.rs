@@ -3,6 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use super::*;
+use crate::wire::hello::tests::hello;
+use crate::wire::initial::tests::{crypto, packet};
 
 const OWN_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 const OTHER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -252,6 +254,46 @@ fn a_socket_of_our_own_and_who_comes_speak_with_a_peer_that_was_allowed_by_name(
     fence.permit(Transport::Tcp, at(PEER, 53));
     assert!(speaks(2054, syn, &[]) && hears(2054, syn | ack) && !speaks(2054, ack, words));
     closes(fence);
+}
+
+#[test]
+fn each_datagram_of_quic_is_looked_at_and_none_in_parts_leaves() {
+    let fence = fence();
+    fence.permit(Transport::Udp, at(PEER, 443));
+    let datagram = |own: u16, content: &[u8]| {
+        let length = (8 + content.len()) as u16;
+        let head = [own, 443, length, 0].map(u16::to_be_bytes);
+        [&head.concat()[..], content].concat()
+    };
+    let first = |id: u8, name: &str| {
+        let id = [id; 8];
+        let mut text = crypto(0, &hello(&[name], 9000)[5..]);
+        text.resize(300, 0);
+        packet(&id, &id, 0, &text)
+    };
+    let leaves = |own, content: &[u8]| fence.leaves(&out(UDP, PEER, &datagram(own, content)));
+    // The control: nothing is compared.
+    assert!(leaves(1, &first(1, "c.org")));
+    let names = Some(vec![Name::new("a.org").unwrap()]);
+    assert!(fence.speaks(&Arc::default(), at(PEER, 443), names));
+    assert!(leaves(1, &first(2, "a.org")) && !leaves(1, &first(3, "c.org")));
+    // The second datagram of a super-frame. The control: as one, it would be what fills the first one up.
+    let (good, bad) = (
+        [&first(4, "a.org")[..], &[0; 9]].concat(),
+        first(5, "c.org"),
+    );
+    let both = out(UDP, PEER, &datagram(1, &[&good[..], &bad].concat()));
+    assert!(fence.leaves(&both) && !fence.leaves_cut(&both, good.len()));
+    // In parts, of which the second has the rest.
+    let part = |content: &[u8]| {
+        let packet = ipv4_packet(UDP, OWN, PEER, 0x2000, &datagram(1, content));
+        fence.leaves(&ethernet(OWN_MAC, OTHER_MAC, 0x0800, &packet))
+    };
+    assert!(!part(&bad[..80]) && part(&[7; 80]));
+    // The supervisor's own.
+    fence.permit_port(Transport::Udp, at(PEER, 443), 2053);
+    assert!(leaves(2053, &first(6, "c.org")));
+    closes(&fence);
 }
 
 #[test]
