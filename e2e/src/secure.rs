@@ -10,7 +10,14 @@ use crate::{Lab, LabError, Netns, Result};
 pub const FETCH_BY_QUIC: &str = "mkdir -p got && timeout 5 gtlsclient -q --exit-on-all-streams-close --timeout=2s \
      --download got $1 4433 https://203.0.113.2:4433/page && cat got/page";
 
-/// What [`FETCH_BY_QUIC`] prints.
+/// Shows the page in Chromium, which takes this certificate, the lab's directory being the current one. `$1` is a name.
+pub const BROWSE_BY_QUIC: &str = "key=$(openssl x509 -in certificate.pem -pubkey -noout | \
+     openssl pkey -pubin -outform der | openssl dgst -sha256 -binary | base64) && \
+     timeout 30 chromium --headless=new --no-sandbox --no-zygote --disable-gpu --user-data-dir=profile \
+     --ignore-certificate-errors-spki-list=$key --origin-to-force-quic-on=$1:4433 \
+     --virtual-time-budget=5000 --dump-dom https://$1:4433/page";
+
+/// What both print.
 pub const PAGE: &str = "a page by QUIC";
 
 /// A key and a certificate for it, as files of the lab.
