@@ -53,6 +53,7 @@ mod producer;
 
 pub mod control;
 pub mod counters;
+pub mod pmem;
 pub mod pool;
 pub mod text;
 pub mod units;

@@ -31,11 +31,15 @@ impl Dirs {
         let named = self.pool_path(name);
         let us = rustix::process::geteuid().as_raw();
         match std::fs::symlink_metadata(&named) {
-            Ok(there) if there.uid() != us => {
-                named.with_extension(format!("{:016x}.pool", event::random()))
-            }
+            Ok(there) if there.uid() != us => self.unused_pool_path(name),
             _ => named,
         }
+    }
+
+    /// As [`new_pool_path`](Self::new_pool_path), but never one that was used before.
+    pub(super) fn unused_pool_path(&self, name: &str) -> PathBuf {
+        let number = format!("{:016x}.pool", event::random());
+        self.pool_path(name).with_extension(number)
     }
 }
 

@@ -21,6 +21,7 @@ use std::sync::atomic::Ordering;
 
 use vnplug_ring::Region;
 use vnplug_ring::control::{Grant, HostGroup, RingPlace, VmKind, VmReady, VmSpec, code};
+use vnplug_ring::pmem;
 use vnplug_ring::pool::PoolHeader;
 
 use crate::hub::Refusal;
@@ -42,6 +43,8 @@ use vnplug_path::port::doorbell::{Board, Doorbell, VmBell};
 pub(crate) struct Vm {
     record: Record,
     pub(crate) region: Region,
+    /// What lies in its file before the pool, if anything.
+    front: Option<Region>,
     watch: Arc<Watch>,
     pub(crate) pool_id: u64,
     pub(crate) places: Places,
@@ -119,22 +122,27 @@ impl Vm {
     fn reopen(record: Record, dirs: &Dirs) -> io::Result<Self> {
         check_name("VM", &record.name).map_err(|refusal| io::Error::other(refusal.text))?;
         dirs::check_pool(&record.pool, &record.name)?;
-        plan::check_pool_bytes(record.pool_bytes)
+        plan::check_pool_bytes(record.kind(), record.pool_bytes)
             .map_err(|refusal| io::Error::other(refusal.text))?;
-        let pool = pool_file(&record.pool, record.pool_bytes, false, &|| true)?;
+        let pool = pool_file(&record.pool, record.file_len(), false, &|| true)?;
         // The guest can write its pool: of an old header only the number is taken, which the guest
         // compares with what its own channel says.
-        let id = PoolHeader::read(&pool.0).map_or_else(event::random, |header| header.id);
+        let (region, _) = parted(&record, &pool.0)?;
+        let id = PoolHeader::read(&region).map_or_else(event::random, |header| header.id);
         Self::open(record, pool, id, dirs)
     }
 
-    fn open(record: Record, (region, watch): Pool, id: u64, dirs: &Dirs) -> io::Result<Self> {
+    fn open(record: Record, (file, watch): Pool, id: u64, dirs: &Dirs) -> io::Result<Self> {
+        let (region, front) = parted(&record, &file)?;
         let header = PoolHeader {
             len: record.pool_bytes,
             id,
             name: record.name.clone(),
         };
         header.write(&region);
+        if let Some(front) = &front {
+            pmem::write_header(front, record.pool_bytes, id);
+        }
         let listener = vnplug_os::socket::listen(&control_path(&dirs.state, &record.name), 0o600)?;
         share_access(&record.pool, &control_path(&dirs.state, &record.name));
         // Whoever connected and was not accepted yet goes with it.
@@ -152,6 +160,7 @@ impl Vm {
             places: Places::new(record.pool_bytes),
             record,
             region,
+            front,
             watch,
             pool_id: header.id,
             listener,
@@ -169,9 +178,13 @@ impl Vm {
         &self.record.name
     }
 
-    /// `qemu` or `uml`.
+    /// `qemu`, `uml` or `qemu-pmem`.
     pub(crate) fn kind(&self) -> &'static str {
-        if self.record.uml { "uml" } else { "qemu" }
+        match self.record.kind() {
+            VmKind::Qemu => "qemu",
+            VmKind::Uml => "uml",
+            VmKind::QemuPmem => "qemu-pmem",
+        }
     }
 
     /// Who attached it: [`VmSpec::owner`].
@@ -231,7 +244,7 @@ impl Vm {
         };
         VmReady {
             pool_path: self.record.pool.display().to_string(),
-            pool_len: self.record.pool_bytes,
+            pool_len: self.record.file_len(),
             control_path: control_path(state, self.name()).display().to_string(),
             doorbell_path: doorbell,
             arenas: self
@@ -245,8 +258,9 @@ impl Vm {
 
     /// Whether `spec` asks for what this VM is; the grants and the owner are taken over.
     pub(crate) fn readopt(&mut self, spec: &VmSpec, state: &Path) -> Result<(), Refusal> {
-        let same_kind = (spec.kind == VmKind::Uml) == self.record.uml;
-        let same_pool = spec.pool_bytes == 0 || spec.pool_bytes == self.record.pool_bytes;
+        let same_kind = spec.kind == self.record.kind();
+        let wanted = plan::rounded(spec.kind, spec.pool_bytes);
+        let same_pool = wanted == 0 || wanted == self.record.pool_bytes;
         if !same_kind || !same_pool || spec.vectors != self.record.vectors {
             let what = format!(
                 "VM {:?} is attached as {} with a pool of {} bytes and {} vectors; detach it first",
@@ -283,6 +297,10 @@ impl Vm {
             .map_err(|error| Refusal::new(code::INTERNAL, error.to_string()))?;
         self.record = record;
         self.held = None;
+        if let Some(front) = &self.front {
+            // Before it may be plugged (again): root in the guest may write it.
+            pmem::write_header(front, self.record.pool_bytes, self.pool_id);
+        }
         Ok(())
     }
 
@@ -349,6 +367,14 @@ impl Vm {
         self.watch.give_up();
         self.region
     }
+}
+
+/// The pool of a file that is mapped whole, and what lies before it.
+fn parted(record: &Record, file: &Region) -> io::Result<(Region, Option<Region>)> {
+    let front = record.front();
+    let pool = file.part(front, record.pool_bytes);
+    let pool = pool.ok_or_else(|| io::Error::other("a pool's file is too short"))?;
+    Ok((pool, file.part(0, front).filter(|_| front > 0)))
 }
 
 /// Lets a process with access to the pool (a QEMU that runs as another user) connect to a socket

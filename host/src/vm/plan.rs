@@ -3,6 +3,7 @@
 use std::io;
 
 use vnplug_ring::control::{VmKind, VmSpec, code};
+use vnplug_ring::pmem;
 use vnplug_ring::pool::MAX_NAME;
 
 use super::arenas::{ArenaFile, GroupRecord};
@@ -40,7 +41,12 @@ impl VmPlan {
         } else {
             spec.pool_bytes
         };
-        check_pool_bytes(pool_bytes)?;
+        let pool_bytes = rounded(spec.kind, pool_bytes);
+        check_pool_bytes(spec.kind, pool_bytes)?;
+        if spec.kind == VmKind::QemuPmem && (spec.vectors > 0 || !groups.is_empty()) {
+            let what = "a VM with a virtio-pmem device has no doorbell and no groups of the host";
+            return Err(Refusal::new(code::INVALID, what));
+        }
         if spec.vectors > doorbell::MAX_VECTORS {
             let what = format!(
                 "{} vectors; at most {}",
@@ -54,7 +60,11 @@ impl VmPlan {
         let record = Record {
             name: spec.name.clone(),
             uml: spec.kind == VmKind::Uml,
-            pool: dirs.new_pool_path(&spec.name),
+            pool: match spec.kind {
+                // QEMU keeps an old one of this VM: what is new must be known from it.
+                VmKind::QemuPmem => dirs.unused_pool_path(&spec.name),
+                VmKind::Qemu | VmKind::Uml => dirs.new_pool_path(&spec.name),
+            },
             pool_bytes,
             vectors: spec.vectors,
             allow: spec
@@ -65,6 +75,7 @@ impl VmPlan {
             owner: spec.owner.to_string(),
             groups: groups.into_iter().map(|(group, _)| group).collect(),
             apart: false,
+            pmem: spec.kind == VmKind::QemuPmem,
         };
         Ok(Self { record, new_groups })
     }
@@ -92,7 +103,7 @@ impl VmPlan {
     pub(crate) fn commit(&self, go_on: GoOn<'_>) -> io::Result<Committed> {
         // A pool without a record is what an interrupted attach left behind.
         remove(&self.record.pool);
-        let pool = pool_file(&self.record.pool, self.record.pool_bytes, true, go_on)?;
+        let pool = pool_file(&self.record.pool, self.record.file_len(), true, go_on)?;
         let arenas = self.new_groups().map(|group| group.make(go_on));
         let arenas = arenas.collect::<io::Result<_>>();
         let arenas = arenas.inspect_err(|_| self.abandon())?;
@@ -107,15 +118,32 @@ impl VmPlan {
 }
 
 /// Refuses what cannot be the size of a pool.
-pub(super) fn check_pool_bytes(pool_bytes: u64) -> Result<(), Refusal> {
-    if !pool_bytes.is_power_of_two() || !POOL_BYTES.contains(&pool_bytes) {
-        let what = format!(
-            "a pool of {pool_bytes} bytes: use a power of two from 1 MiB to 64 GiB (ivshmem \
-             devices have such sizes only)"
-        );
+pub(super) fn check_pool_bytes(kind: VmKind, pool_bytes: u64) -> Result<(), Refusal> {
+    let (is_possible, use_) = match kind {
+        VmKind::QemuPmem => (
+            pool_bytes.is_multiple_of(pmem::STEP),
+            "a multiple of 2 MiB up to 64 GiB",
+        ),
+        VmKind::Qemu | VmKind::Uml => (
+            pool_bytes.is_power_of_two(),
+            "a power of two from 1 MiB to 64 GiB (ivshmem devices have such sizes only)",
+        ),
+    };
+    if !is_possible || !POOL_BYTES.contains(&pool_bytes) {
+        let what = format!("a pool of {pool_bytes} bytes: use {use_}");
         return Err(Refusal::new(code::INVALID, what));
     }
     Ok(())
+}
+
+/// The size of the pool that is made for who asks for this one.
+pub(super) fn rounded(kind: VmKind, pool_bytes: u64) -> u64 {
+    match kind {
+        VmKind::QemuPmem => pool_bytes
+            .checked_next_multiple_of(pmem::STEP)
+            .unwrap_or(pool_bytes),
+        VmKind::Qemu | VmKind::Uml => pool_bytes,
+    }
 }
 
 /// Refuses what cannot be part of a file's name.

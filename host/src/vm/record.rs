@@ -5,7 +5,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use vnplug_ring::control::Grant;
+use vnplug_ring::control::{Grant, VmKind};
+use vnplug_ring::pmem;
 
 use super::arenas::GroupRecord;
 use super::dirs::{Dirs, check_pool, record_path, records, remove_all};
@@ -28,6 +29,9 @@ pub(super) struct Record {
     /// Each of its ports is to have a device of its own.
     #[serde(default)]
     pub(super) apart: bool,
+    /// Its pool is a virtio-pmem device.
+    #[serde(default)]
+    pub(super) pmem: bool,
 }
 
 impl Record {
@@ -38,6 +42,25 @@ impl Record {
             filter: filter.clone(),
         };
         self.allow.iter().map(grant).collect()
+    }
+
+    /// Which kind it is.
+    pub(super) fn kind(&self) -> VmKind {
+        match (self.uml, self.pmem) {
+            (true, _) => VmKind::Uml,
+            (false, true) => VmKind::QemuPmem,
+            (false, false) => VmKind::Qemu,
+        }
+    }
+
+    /// Bytes of the file before its pool.
+    pub(super) fn front(&self) -> u64 {
+        if self.pmem { pmem::FRONT } else { 0 }
+    }
+
+    /// Bytes of its file.
+    pub(super) fn file_len(&self) -> u64 {
+        self.front() + self.pool_bytes
     }
 
     /// Deletes everything of it that lies in the file system.

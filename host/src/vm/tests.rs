@@ -79,6 +79,55 @@ fn a_vm_is_found_again_by_the_next_daemon_with_the_same_pool() {
 }
 
 #[test]
+fn a_pmem_vm_has_a_new_file_each_time_and_its_header_is_the_hosts() {
+    let dirs = dirs("pmem");
+    let wanted = VmSpec {
+        kind: VmKind::QemuPmem,
+        pool_bytes: (2 << 20) + 1,
+        ..spec("probe")
+    };
+    let mut vm = create(&wanted, &dirs).unwrap();
+    let ready = vm.ready(&dirs.state);
+    assert_eq!((vm.kind(), vm.pool_bytes()), ("qemu-pmem", 4 << 20));
+    assert_eq!(ready.pool_len, pmem::FRONT + (4 << 20));
+    let file = || std::fs::read(&ready.pool_path).unwrap();
+    let front = |file: &[u8]| file[..pmem::FRONT as usize].to_vec();
+    let first = front(&file());
+    assert_eq!(&first[4096..4112], b"NVDIMM_DAX_INFO\0");
+    let magic = vnplug_ring::pool::MAGIC.to_le_bytes();
+    assert_eq!(file()[pmem::FRONT as usize..][..8], magic);
+
+    // Root in the guest writes it; before it is plugged again, and by the next daemon, it is what it was.
+    let spoil = |vm: &Vm| vm.front.as_ref().unwrap().write(4096 + 72, &[2]);
+    spoil(&vm);
+    assert_ne!(front(&file()), first);
+    vm.readopt(&wanted, &dirs.state).unwrap();
+    assert_eq!(front(&file()), first);
+    let other = VmSpec {
+        kind: VmKind::Qemu,
+        pool_bytes: 4 << 20,
+        ..wanted.clone()
+    };
+    assert!(vm.readopt(&other, &dirs.state).is_err());
+    spoil(&vm);
+    end(vm, &dirs);
+    let again = Vm::load_all(&dirs).0.pop().unwrap();
+    assert_eq!(again.ready(&dirs.state), ready);
+    assert_eq!(front(&file()), first);
+    drop(again.dissolve(&dirs.state));
+
+    let vm = create(&wanted, &dirs).unwrap();
+    assert_ne!(vm.ready(&dirs.state).pool_path, ready.pool_path);
+    drop(vm.dissolve(&dirs.state));
+    let belled = VmSpec {
+        vectors: 1,
+        ..wanted
+    };
+    assert!(create(&belled, &dirs).is_err());
+    std::fs::remove_dir_all(&dirs.state).unwrap();
+}
+
+#[test]
 fn what_cannot_be_served_keeps_its_owner_and_goes_with_its_pool() {
     let dirs = dirs("broken");
     drop(create(&spec("probe"), &dirs).unwrap());

@@ -9,6 +9,8 @@ pub enum VmKind {
     Qemu,
     /// User-mode Linux: the pool is `/dev/mmapper`, the channel a tty line.
     Uml,
+    /// QEMU: the pool is a virtio-pmem device ([`crate::pmem`]), the channel a virtio-serial port.
+    QemuPmem,
 }
 
 /// Asks for a VM to be made known.
@@ -18,7 +20,8 @@ pub struct VmSpec {
     pub name: String,
     /// Which kind.
     pub kind: VmKind,
-    /// Bytes of its memory pool; a power of two; 0 = the daemon's default.
+    /// Bytes of its memory pool; a power of two ([`VmKind::QemuPmem`]: rounded up to 2 MiB); 0 = the daemon's
+    /// default.
     pub pool_bytes: u64,
     /// MSI-X vectors of an `ivshmem-doorbell` device; 0 = none.
     pub vectors: u32,
@@ -60,7 +63,7 @@ pub struct Grant {
 pub struct VmReady {
     /// File of the memory pool.
     pub pool_path: String,
-    /// Its length in bytes.
+    /// The file's length in bytes.
     pub pool_len: u64,
     /// Unix socket on which the daemon listens for the VM's control channel.
     pub control_path: String,
@@ -95,7 +98,7 @@ impl VmSpec {
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(Self {
             name: r.text("name")?,
-            kind: r.one_of("kind", &[VmKind::Qemu, VmKind::Uml])?,
+            kind: r.one_of("kind", &[VmKind::Qemu, VmKind::Uml, VmKind::QemuPmem])?,
             pool_bytes: r.u64("pool_bytes")?,
             vectors: r.u32("vectors")?,
             allow: r.list("allow", |r| {
