@@ -6,10 +6,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
+use rustix::io::Errno;
 use vnplug_ring::control::VIRTIO_PORT_NAME;
 use vnplug_ring::pool::{FIRST_RING, PoolHeader};
 
-use super::{AgentDevice, room};
+use super::{AgentDevice, dax, room};
 use crate::error::Error;
 use crate::map::map;
 
@@ -21,6 +22,24 @@ pub(super) struct Found {
     pub(super) channel: OwnedFd,
     /// What the channel was found by; another or none means it was unplugged.
     pub(super) channel_id: Option<Identity>,
+}
+
+/// What looking for them found.
+#[derive(Debug)]
+pub(super) enum Looked {
+    Found(Found),
+    /// Not there (yet).
+    Nothing,
+    /// This kernel lets nobody map the memory that there is.
+    LockedDown,
+}
+
+/// Memory pools.
+#[derive(Debug, Default)]
+struct Pools {
+    all: Vec<Pool>,
+    /// There is a device that this kernel lets nobody map.
+    is_refused: bool,
 }
 
 /// One memory pool.
@@ -54,8 +73,8 @@ impl Identity {
     }
 }
 
-/// Looks for both; `Ok(None)`: not there (yet).
-pub(super) fn find(device: &AgentDevice) -> Result<Option<Found>, Error> {
+/// Looks for both.
+pub(super) fn find(device: &AgentDevice) -> Result<Looked, Error> {
     let (memory, channel) = match device {
         AgentDevice::Search => (None, None),
         AgentDevice::Paths { memory, channel } => (memory.as_deref(), channel.as_deref()),
@@ -63,51 +82,54 @@ pub(super) fn find(device: &AgentDevice) -> Result<Option<Found>, Error> {
             let copy = |fd: &OwnedFd| {
                 fd.try_clone().map_err(|error| Error::System {
                     what: "cannot copy a descriptor",
-                    errno: rustix::io::Errno::from_io_error(&error)
-                        .unwrap_or(rustix::io::Errno::IO),
+                    errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
                 })
             };
-            let Some(pool) = pool(copy(memory)?, None) else {
-                return Ok(None);
+            let Ok(Some(pool)) = pool(copy(memory)?, None) else {
+                return Ok(Looked::Nothing);
             };
-            return Ok(Some(Found {
+            return Ok(Looked::Found(Found {
                 pools: vec![pool],
                 channel: copy(channel)?,
                 channel_id: None,
             }));
         }
     };
-    let pools = match memory {
-        Some(path) => open_pool(path, path).into_iter().collect(),
-        None => search_pools(Path::new("/")),
-    };
-    if pools.is_empty() {
-        return Ok(None);
+    let mut pools = Pools::default();
+    match memory {
+        Some(path) => pools.add(path, path),
+        None => pools = search_pools(Path::new("/")),
     }
+    match (pools.all.is_empty(), pools.is_refused) {
+        (true, false) => return Ok(Looked::Nothing),
+        (true, true) => return Ok(Looked::LockedDown),
+        (false, _) => {}
+    }
+    let pools = pools.all;
     let place = match channel {
         Some(path) => Some((path.to_owned(), path.to_owned())),
         None => search_channel(Path::new("/")),
     };
     let Some((path, id)) = place else {
-        return Ok(None);
+        return Ok(Looked::Nothing);
     };
     let channel_id = Identity::of(&id);
     match open(&path, open_flags() | OFlags::NONBLOCK, Mode::empty()) {
-        Ok(channel) => Ok(Some(Found {
+        Ok(channel) => Ok(Looked::Found(Found {
             pools,
             channel,
             channel_id,
         })),
         Err(errno) => {
             log::warn!("cannot open the channel {}: {errno}", path.display());
-            Ok(None)
+            Ok(Looked::Nothing)
         }
     }
 }
 
-/// All pools under `root`: PCI devices first, then User-mode Linux's.
-fn search_pools(root: &Path) -> Vec<Pool> {
-    let mut pools = Vec::new();
+/// All pools under `root`: PCI devices first, then virtio-pmem's, then User-mode Linux's.
+fn search_pools(root: &Path) -> Pools {
+    let mut pools = Pools::default();
     let bus = root.join("sys/bus/pci");
     for device in entries(&bus.join("devices")) {
         if is_ivshmem(&device) {
@@ -120,12 +142,15 @@ fn search_pools(root: &Path) -> Vec<Pool> {
             if let Err(error) = fs::write(device.join("enable"), "1") {
                 log::debug!("{}: cannot enable: {error}", device.display());
             }
-            pools.extend(open_pool(&device.join("resource2"), &device));
+            pools.add(&device.join("resource2"), &device);
         }
     }
-    if pools.is_empty() {
+    for dax in dax::search(root) {
+        pools.add(&dax.node, &dax.device);
+    }
+    if pools.all.is_empty() {
         let mmapper = root.join("dev/mmapper");
-        pools.extend(open_pool(&mmapper, &mmapper));
+        pools.add(&mmapper, &mmapper);
     }
     pools
 }
@@ -156,22 +181,36 @@ pub(super) fn is_ivshmem(device: &Path) -> bool {
     word("vendor").trim_end() == "0x1af4" && word("device").trim_end() == "0x1110"
 }
 
-fn open_pool(path: &Path, id: &Path) -> Option<Pool> {
-    let id = Identity::of(id);
-    let memory = open(path, open_flags(), Mode::empty()).ok()?;
-    pool(memory, id)
+impl Pools {
+    /// Adds the pool that is at `path`, if one is.
+    fn add(&mut self, path: &Path, id: &Path) {
+        let id = Identity::of(id);
+        let Ok(memory) = open(path, open_flags(), Mode::empty()) else {
+            return;
+        };
+        match pool(memory, id) {
+            Ok(pool) => self.all.extend(pool),
+            // NB: of a kernel that is locked down; whoever lacks a right has opened nothing.
+            Err(Error::System {
+                errno: Errno::PERM, ..
+            }) => self.is_refused = true,
+            Err(_) => {}
+        }
+    }
 }
 
-fn pool(memory: OwnedFd, id: Option<Identity>) -> Option<Pool> {
-    let region = map(memory.as_fd(), FIRST_RING).ok()?;
-    let header = PoolHeader::read(&region)?;
+fn pool(memory: OwnedFd, id: Option<Identity>) -> Result<Option<Pool>, Error> {
+    let region = map(memory.as_fd(), FIRST_RING)?;
+    let Some(header) = PoolHeader::read(&region) else {
+        return Ok(None);
+    };
     // A doorbell device has our header too, to tell whose it is, but only that page.
-    let stat = fstat(&memory).ok()?;
+    let stat = fstat(&memory).map_err(Error::system("cannot inspect a memory pool"))?;
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     if is_file && (stat.st_size as u64) < header.len {
-        return None;
+        return Ok(None);
     }
-    Some(Pool { memory, header, id })
+    Ok(Some(Pool { memory, header, id }))
 }
 
 pub(super) fn entries(dir: &Path) -> Vec<PathBuf> {
@@ -240,7 +279,7 @@ mod tests {
         tree.pci("0000:00:05.0", "0x1110\n", &pool_page(2));
         // A doorbell device: the pool is longer than the device.
         tree.pci("0000:00:02.0", "0x1110\n", &page(2, 1 << 20));
-        let pools = search_pools(&tree.0);
+        let pools = search_pools(&tree.0).all;
         let ids: Vec<_> = pools.iter().map(|pool| pool.header.id).collect();
         assert_eq!(ids, [2]);
         assert_eq!(
@@ -250,12 +289,39 @@ mod tests {
     }
 
     #[test]
+    fn a_virtio_pmem_device_is_a_pool_when_its_driver_and_our_uuid_are_there() {
+        let tree = Tree::new("dax");
+        let device = |name: &str, uuid: &str, id: u64| {
+            let dir = format!("sys/devices/region-{name}");
+            tree.file(&format!("{dir}/uuid"), uuid.as_bytes());
+            tree.file(&format!("{dir}/{name}/size"), b"");
+            tree.file(&format!("dev/{name}"), &pool_page(id));
+        };
+        let bind = |name: &str| {
+            let driver = tree.0.join("sys/bus/dax/drivers/device_dax");
+            fs::create_dir_all(&driver).unwrap();
+            let to = tree.0.join(format!("sys/devices/region-{name}/{name}"));
+            std::os::unix::fs::symlink(to, driver.join(name)).unwrap();
+        };
+        let ids = || {
+            let pools = search_pools(&tree.0).all;
+            pools.iter().map(|pool| pool.header.id).collect::<Vec<_>>()
+        };
+        device("dax0.0", "564e504c-504d-454d-0700-000000000000\n", 7);
+        device("dax1.0", "0e0e504c-504d-454d-0800-000000000000\n", 8);
+        assert_eq!(ids(), [0; 0]);
+        bind("dax0.0");
+        bind("dax1.0");
+        assert_eq!(ids(), [7]);
+    }
+
+    #[test]
     fn uml_has_its_memory_and_a_named_tty() {
         let tree = Tree::new("uml");
-        assert!(search_pools(&tree.0).is_empty() && search_channel(&tree.0).is_none());
+        assert!(search_pools(&tree.0).all.is_empty() && search_channel(&tree.0).is_none());
         tree.file("dev/mmapper", &pool_page(3));
         tree.file("proc/cmdline", b"root=/dev/x vnplug=ttyS1 quiet\n");
-        assert_eq!(search_pools(&tree.0)[0].header.id, 3);
+        assert_eq!(search_pools(&tree.0).all[0].header.id, 3);
         assert_eq!(search_channel(&tree.0).unwrap().0, tree.0.join("dev/ttyS1"));
         tree.file("proc/cmdline", b"vnplug=../../etc/passwd\n");
         assert!(search_channel(&tree.0).is_none());

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   application ──Unix socket── agent ──virtio-serial or tty── vnplugd
-//!        └───────── ring memory: ivshmem BAR or /dev/mmapper ─────┘
+//!        └──── ring memory: ivshmem BAR, /dev/dax or /dev/mmapper ─┘
 //! ```
 //!
 //! The agent relays requests and answers, hands out the memory's descriptor, and forwards wake-ups
@@ -33,6 +33,7 @@ mod arena;
 mod backend;
 mod channel;
 mod closer;
+mod dax;
 mod doorbell;
 mod find;
 mod phase;
@@ -71,7 +72,7 @@ pub struct AgentConfig {
 /// Where the memory and the channel are.
 #[derive(Debug, Default)]
 pub enum AgentDevice {
-    /// Look for them: a PCI device with the pool's header and a virtio-serial port of our name
+    /// Look for them: a PCI or virtio-pmem device with the pool's header and a virtio-serial port of our name
     /// (QEMU); or `/dev/mmapper` and the tty that the kernel command line names in `vnplug=ttyS0`
     /// (User-mode Linux). They may come and go.
     #[default]

@@ -10,7 +10,7 @@ use vnplug_ring::control::{Message, Role, VERSION};
 use super::AgentDevice;
 use super::channel::{Channel, Heard};
 use super::doorbell;
-use super::find::{Identity, find};
+use super::find::{Identity, Looked, find};
 use super::serve::{Agent, CHANNEL, DOORBELL};
 
 /// See the table in [`super`].
@@ -126,10 +126,18 @@ impl Agent {
 
     fn search(&mut self) {
         self.tick_in(SEARCH);
-        let found = match find(&self.config.device) {
-            Ok(Some(found)) => found,
-            Ok(None) => return,
+        let looked = match find(&self.config.device) {
+            Ok(looked) => looked,
             Err(error) => return log::warn!("{error}"),
+        };
+        let was_locked_down = std::mem::replace(
+            &mut self.is_locked_down,
+            matches!(looked, Looked::LockedDown),
+        );
+        let found = match looked {
+            Looked::Found(found) => found,
+            Looked::LockedDown if !was_locked_down => return log::warn!("{LOCKED_DOWN}"),
+            Looked::LockedDown | Looked::Nothing => return,
         };
         match Channel::new(found.channel) {
             Ok(channel) => self.channel = Some(channel),
@@ -244,6 +252,10 @@ impl Agent {
     }
 }
 
+/// What is said where the kernel refuses to map a PCI memory.
+pub(super) const LOCKED_DOWN: &str = "this guest's kernel is locked down (Secure Boot) and lets nobody map the \
+     memory that is plugged: start the machine with -m SIZE,maxmem=MORE, and attach it on the host with \
+     --memory pmem";
 /// Between looks for the device, and for the host's end of the channel.
 const SEARCH: Duration = Duration::from_millis(300);
 /// Between looks for the host's end at first, and how long that is.

@@ -16,7 +16,7 @@ use super::app::{Hangup, receive};
 use super::backend::ChannelEntry;
 use super::closer::{Closer, PeerFd};
 use super::doorbell::Line;
-use super::phase::Phase;
+use super::phase::{LOCKED_DOWN, Phase};
 use super::places::{MAX_NAMED, coalesce, places_of};
 use super::plugged::{self, Missing};
 use super::serve::Agent;
@@ -256,7 +256,10 @@ impl Agent {
 
     pub(super) fn relay(&mut self, app: u32, id: u32, request: &Message) -> Result<(), Hangup> {
         if self.phase != Phase::Up {
-            let text = "the host cannot be reached at this moment";
+            let text = match self.is_locked_down {
+                true => LOCKED_DOWN,
+                false => "the host cannot be reached at this moment",
+            };
             return self.refuse(app, id, code::UNAVAILABLE, text);
         }
         if self.is_clogged() {

@@ -38,6 +38,8 @@ pub(super) struct Agent {
     /// The listener is out of the epoll instance until then, for want of descriptors.
     pub(super) deaf_until: Option<Instant>,
     pub(super) phase: Phase,
+    /// The memory that was found last cannot be mapped here.
+    pub(super) is_locked_down: bool,
     pub(super) tick_at: Instant,
     /// Since when the channel's other end is not connected.
     pub(super) silent_since: Instant,
@@ -90,6 +92,7 @@ impl Agent {
             listener,
             deaf_until: None,
             phase: Phase::Searching,
+            is_locked_down: false,
             tick_at: Instant::now(),
             silent_since: Instant::now(),
             greetings: 0,
