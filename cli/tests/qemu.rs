@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use support::{Daemon, Qemu, finish, q35, run, vnplug};
-use vnplug_ring::control::{Message, code};
+use vnplug_ring::control::{Message, VmKind, code};
 use vnplug_testing::{Deadline, TestDir, until};
 
 struct Lab {
@@ -205,6 +205,120 @@ fn fifty_cycles_leave_no_trace() {
         || lab.qemu.fds(),
         |fds| *fds <= before,
     );
+}
+
+#[test]
+fn a_pmem_device_stays_and_is_followed_by_another() {
+    let arguments = [&q35(4)[..], &["-m".into(), "32M,maxmem=1G".into()]].concat();
+    let mut lab = Lab::new(&arguments);
+    let pmem = ["--memory", "pmem", "--pool", "4M"];
+    let out = lab.ok("attach", &pmem);
+    assert!(out.contains("as virtio-pmem, which stays"), "{out}");
+    assert_eq!(lab.daemon.spec("probe").kind, VmKind::QemuPmem);
+    let ids = |parts: &[&str]| -> Vec<String> {
+        let mut ids: Vec<_> = parts
+            .iter()
+            .map(|it| format!("vnplug-probe-{it}"))
+            .collect();
+        ids.sort();
+        ids
+    };
+    let all = ids(&["chr", "pmem0", "pmemdev0", "port", "ser"]);
+    assert_eq!(lab.qemu.ours(), all);
+    let out = lab.ok("attach", &pmem);
+    assert!(out.contains("attached already"), "{out}");
+
+    // Nothing is touched by what does not go with it.
+    for refused in [
+        &["--pool", "4M"][..],
+        &["--grow", "16M"],
+        &["--memory", "pmem", "--grow", "16M"],
+        &["--memory", "pmem", "--doorbell", "1"],
+        &["--memory", "pmem", "--group", "ids=eth1"],
+    ] {
+        let (code, _, err) = lab.run("attach", refused);
+        assert_eq!(code, 1, "{refused:?}: {err}");
+        assert!(err.contains("--memory pmem"), "{err}");
+    }
+    let target = lab.scratch.path("nobody");
+    let target = target.to_str().unwrap();
+    let more = [
+        "--to",
+        "unix:x",
+        "--target-qmp",
+        target,
+        "--target-socket",
+        target,
+    ];
+    let (code, _, err) = lab.run("migrate", &more);
+    assert_eq!(code, 1, "{err}");
+    assert!(
+        err.contains("virtio-pmem device vnplug-probe-pmemdev0"),
+        "{err}"
+    );
+    assert_eq!(lab.qemu.ours(), all);
+
+    let out = lab.ok("detach", &[]);
+    assert!(
+        out.starts_with("probe: detached; its memory device vnplug-probe-pmemdev0 stays"),
+        "{out}"
+    );
+    assert_eq!(lab.qemu.ours(), ids(&["pmem0", "pmemdev0"]));
+    assert_eq!(lab.daemon.vms(), [""; 0]);
+    let (code, _, err) = lab.run("detach", &[]);
+    assert_eq!(code, 1);
+    assert!(err.contains("is not attached"), "{err}");
+
+    // Another one, and then the other kind.
+    let (code, _, err) = lab.run("attach", &pmem);
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("vnplug-probe-pmemdev0 stays"), "{err}");
+    let two = [
+        "chr", "pmem0", "pmemdev0", "pmem1", "pmemdev1", "port", "ser",
+    ];
+    assert_eq!(lab.qemu.ours(), ids(&two));
+    let out = lab.ok("detach", &[]);
+    assert!(
+        out.contains("pmemdev0, vnplug-probe-pmemdev1 stay"),
+        "{out}"
+    );
+    lab.ok("attach", &[]);
+    let (code, _, err) = lab.run("attach", &pmem);
+    assert_eq!(code, 1);
+    assert!(err.contains("is attached with an ivshmem device"), "{err}");
+    lab.ok("detach", &[]);
+
+    // What fails behind it is taken back, and it is said that it stays.
+    let buses = [&pmem[..], &["--bus", "rp1", "--bus", "nosuch"]].concat();
+    let (code, _, err) = lab.run("attach", &buses);
+    assert_eq!(code, 1);
+    assert!(err.contains("vnplug-probe-pmemdev2 stays"), "{err}");
+    let dead = [
+        "pmem0", "pmemdev0", "pmem1", "pmemdev1", "pmem2", "pmemdev2",
+    ];
+    assert_eq!(lab.qemu.ours(), ids(&dead));
+    assert_eq!(lab.daemon.vms(), [""; 0]);
+}
+
+#[test]
+fn a_machine_without_room_for_pmem_is_told_which_line_to_change() {
+    for (arguments, says) in [
+        (
+            vec!["-M".to_owned(), "pc".to_owned()],
+            "-m SIZE,maxmem=MORE",
+        ),
+        (q35(1), "2 free PCIe ports are needed"),
+    ] {
+        let mut lab = Lab::new(&arguments);
+        let (code, _, err) = lab.run("attach", &["--memory", "pmem"]);
+        assert_eq!(code, 1, "{err}");
+        assert!(err.contains(says), "{err}");
+        assert_eq!(
+            (lab.qemu.ours().len(), lab.daemon.vms().len()),
+            (0, 0),
+            "{err}"
+        );
+    }
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! Checks of a guest: what `vnplug attach` plugs in, and whether this kernel lets the agent use it.
 
 use vnplug_ring::control::VIRTIO_PORT_NAME;
+use vnplug_ring::pmem;
 
 use super::check::{Check, Finding};
 use super::machine::Machine;
+use crate::qemu::MORE_MEMORY;
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
@@ -14,22 +16,42 @@ pub(super) fn checks() -> Vec<Check> {
     ]
 }
 
+/// Virtio's device 27.
+const VIRTIO_PMEM: &str = "0x105b";
 const BUS: &str = "/sys/bus/pci/devices";
 
 /// Whether this guest has the memory or the channel.
 pub(super) fn is_plugged(machine: &Machine) -> bool {
-    !shared_memories(machine).is_empty() || machine.has("/dev/mmapper") || port(machine).is_some()
+    !shared_memories(machine).is_empty()
+        || !dax(machine).is_empty()
+        || machine.has("/dev/mmapper")
+        || port(machine).is_some()
+}
+
+/// Character devices of virtio-pmem that a host of ours made.
+fn dax(machine: &Machine) -> Vec<String> {
+    let dir = "/sys/bus/dax/drivers/device_dax";
+    let mut names = machine.names(dir);
+    // Beside the device lies its header's number.
+    let uuid = |name: &str| machine.read(&format!("{dir}/{name}/../uuid"));
+    names.retain(|name| uuid(name).is_ok_and(|uuid| pmem::is_ours(&uuid)));
+    names
 }
 
 /// PCI devices of shared memory (ivshmem).
 fn shared_memories(machine: &Machine) -> Vec<String> {
+    pci(machine, "0x1110")
+}
+
+/// PCI devices with this number of QEMU's.
+fn pci(machine: &Machine, number: &str) -> Vec<String> {
     let word = |slot: &str, name: &str| {
         machine
             .read(&format!("{BUS}/{slot}/{name}"))
             .unwrap_or_default()
     };
     let mut slots = machine.names(BUS);
-    slots.retain(|it| word(it, "vendor") == "0x1af4" && word(it, "device") == "0x1110");
+    slots.retain(|it| word(it, "vendor") == "0x1af4" && word(it, "device") == number);
     slots
 }
 
@@ -50,7 +72,14 @@ fn memory(machine: &Machine) -> Finding {
     if machine.has("/dev/mmapper") {
         return Finding::ok("/dev/mmapper is this guest's shared memory");
     }
+    if let [first, ..] = dax(machine).as_slice() {
+        return Finding::ok(format!("/dev/{first} is this guest's shared memory"));
+    }
     match shared_memories(machine).as_slice() {
+        [] if !pci(machine, VIRTIO_PMEM).is_empty() => Finding::fail(
+            "a virtio-pmem device is plugged, and the kernel has made no /dev/dax of it",
+            "modprobe -a virtio_pmem nd_pmem dax_pmem device_dax   (dmesg says if it refuses the device)",
+        ),
         [] => Finding::fail("no shared memory is plugged into this machine", ATTACH),
         slots => Finding::ok(format!("shared memory at {}", slots.join(", "))),
     }
@@ -80,14 +109,17 @@ pub(super) fn locked_down(machine: &Machine) -> Option<String> {
 fn lockdown(machine: &Machine) -> Finding {
     match locked_down(machine) {
         None => Finding::ok("the kernel is not locked down"),
-        Some(_) if shared_memories(machine).is_empty() => {
+        Some(_) if shared_memories(machine).is_empty() || !dax(machine).is_empty() => {
             Finding::ok("locked down, but no PCI memory has to be mapped")
         }
         Some(mode) => Finding::fail(
             format!(
                 "the kernel is locked down ({mode}, as with Secure Boot): it refuses to map PCI memory from sysfs"
             ),
-            "start this machine without Secure Boot and without lockdown=",
+            format!(
+                "on the host start this machine with {MORE_MEMORY}, and attach it with --memory pmem; or start it without \
+                 Secure Boot and without lockdown="
+            ),
         ),
     }
 }

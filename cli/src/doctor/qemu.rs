@@ -85,7 +85,7 @@ fn max_memory(machine: &Machine) -> Finding {
     let told = vms.iter().map(|it| match &it.max_memory {
         Some(most) => format!("{}: memory can be plugged up to {most}", it.name),
         None => format!(
-            "{}: no maxmem: no DIMM and no pmem; attach needs none",
+            "{}: no maxmem: attach needs none, --memory pmem (for locked-down guests) does",
             it.name
         ),
     });

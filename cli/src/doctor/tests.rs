@@ -110,6 +110,21 @@ fn a_locked_down_guest_is_told_why_the_agent_maps_nothing() {
     made.file(lockdown, "[none] integrity confidentiality\n");
     assert_eq!(made.state(guest::checks(), "lockdown"), State::Ok);
 
+    // The other kind of memory, without a driver and with one.
+    made.file(lockdown, "none [integrity] confidentiality\n");
+    made.file(&format!("{slot}/device"), "0x105b\n");
+    assert_eq!(made.state(guest::checks(), "memory"), State::Fail);
+    let dax = "sys/bus/dax/drivers/device_dax";
+    made.file(
+        &format!("{dax}/uuid"),
+        "564e504c-504d-454d-0700-000000000000\n",
+    );
+    made.file(&format!("{dax}/dax0.0/size"), "4096\n");
+    assert_eq!(made.state(guest::checks(), "memory"), State::Ok);
+    assert_eq!(made.state(guest::checks(), "lockdown"), State::Ok);
+    made.file(&format!("{slot}/device"), "0x1110\n");
+    assert_eq!(made.state(guest::checks(), "lockdown"), State::Ok);
+
     assert_eq!(made.state(guest::checks(), "channel"), State::Fail);
     made.file(
         "sys/class/virtio-ports/vport1p1/name",

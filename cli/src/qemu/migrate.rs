@@ -29,7 +29,7 @@ use super::monitor::{Monitor, MonitorError};
 use super::parts::{self, Kind, Part};
 use super::qmp::Qmp;
 use super::target::{self, Target};
-use super::{QMP_LIMIT, access, blocks, nic, numbers_grown, pending, slots};
+use super::{QMP_LIMIT, access, blocks, nic, numbers_grown, pending, pmem, slots};
 use crate::failure::{Failure, OK, Outcome, PENDING};
 use crate::list::value;
 use crate::{attach, out, sys, text};
@@ -198,6 +198,11 @@ impl Migrate {
         } else if numbers_grown(name, &present) > 0 {
             "has memory that `attach --grow` plugged, which does not move: detach it first"
                 .to_owned()
+        } else if let [first, ..] = pmem::devices(name, &present).as_slice() {
+            format!(
+                "has the virtio-pmem device {first}, which QEMU can neither unplug nor move with what is in it: \
+                 end the machine and start it there; nothing was changed"
+            )
         } else if parts::all_parts(name)
             .iter()
             .any(|part| part.is_bell() && present.contains(&part.id))

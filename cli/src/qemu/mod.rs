@@ -13,6 +13,7 @@ mod migrate;
 mod monitor;
 mod nic;
 mod parts;
+mod pmem;
 mod push;
 mod qmp;
 mod slots;
@@ -26,11 +27,14 @@ use clap::Args;
 use serde_json::json;
 use vnplug::Client;
 use vnplug_ring::control::{HOST_PREFIX, HostGroup, VmKind, VmReady, VmSpec};
+use vnplug_ring::pmem::FRONT;
 
 use self::access::Owner;
 pub(crate) use self::migrate::Migrate;
 use self::monitor::{Monitor, MonitorError};
 use self::parts::{Kind, Left, Part};
+pub(crate) use self::pmem::MORE_MEMORY;
+use self::pmem::Memory;
 use self::push::Push;
 use self::qmp::Qmp;
 use self::slots::DeviceAddress;
@@ -66,6 +70,7 @@ Examples:
   vnplug attach qemu --name probe --qmp /run/probe.qmp --allow eth1
   vnplug attach qemu --name probe --qmp /run/probe.qmp --pool 256M --doorbell 8
   vnplug attach qemu --name q35 --qmp /run/q35.qmp --bus rp3 --bus rp4
+  vnplug attach qemu --name secure --qmp /run/secure.qmp --allow eth1 --memory pmem
   vnplug attach qemu --name probe --libvirt probe --allow eth1
   vnplug attach qemu --name ids1 --qmp /run/ids1.qmp --allow eth1 --group ids=eth1,64M
   vnplug attach qemu --name ids2 --qmp /run/ids2.qmp --allow eth1 --group ids=eth1
@@ -92,6 +97,9 @@ pub(crate) struct Attach {
     monitor: MonitorArgs,
     #[command(flatten)]
     vm: attach::VmArgs,
+    /// What the pool is in the guest
+    #[arg(long, value_enum, default_value_t)]
+    memory: Memory,
     /// Also plug an interrupt doorbell with N vectors; the guest needs an IOMMU (intel-iommu)
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     doorbell: u32,
@@ -142,7 +150,8 @@ Examples:
   vnplug detach qemu --name web --qmp /run/web.qmp --nic lan0
 
 Without --nic everything goes that was plugged under this name, network interfaces, too. The guest's system must let go of the PCI devices; while it does not (no system runs yet, or one
-without PCI hot-plug), the devices stay and the exit code is 4. Run the command again later.")]
+without PCI hot-plug), the devices stay and the exit code is 4. Run the command again later.
+A device of --memory pmem cannot be unplugged: it stays, empty, until the machine ends.")]
 pub(crate) struct Detach {
     #[command(flatten)]
     monitor: MonitorArgs,
@@ -174,6 +183,7 @@ impl MonitorArgs {
 
 impl Attach {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
+        self.check_memory()?;
         let mut monitor = self.monitor.open()?;
         if self.incoming {
             return self.attach_incoming(monitor.as_mut(), connect()?);
@@ -183,6 +193,7 @@ impl Attach {
         }
         let asks_for_pool = self.doorbell > 0
             || self.vm.pool > 0
+            || self.memory == Memory::Pmem
             || !self.vm.allow.is_empty()
             || !self.groups.is_empty();
         let mut buses = &self.buses[..];
@@ -208,6 +219,32 @@ impl Attach {
         drop(monitor);
         self.push.run(&self.vm.name, &self.monitor)?;
         Ok(OK)
+    }
+
+    /// Refuses what does not go with the kind of memory.
+    fn check_memory(&self) -> Result<(), Failure> {
+        let others = [
+            ("--doorbell", self.doorbell > 0),
+            ("--group", !self.groups.is_empty()),
+            ("--grow", self.grow.is_some()),
+            ("--incoming", self.incoming),
+        ];
+        match others.iter().find(|(_, is_given)| *is_given) {
+            Some((other, _)) if self.memory == Memory::Pmem => {
+                let text = format!("--memory pmem does not go with {other}; nothing was changed");
+                Err(Failure::about(&self.vm.name, text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The pieces of this VM, in a QEMU that has these.
+    fn parts(&self, present: &[String]) -> Vec<Part> {
+        let name = &self.vm.name;
+        match self.memory {
+            Memory::Ivshmem => parts::parts(name, self.doorbell > 0, self.groups.len()),
+            Memory::Pmem => pmem::parts(name, present),
+        }
     }
 
     /// Plugs the interfaces that are not there yet.
@@ -251,15 +288,19 @@ impl Attach {
         mut client: Client,
     ) -> Result<Client, Failure> {
         let name = &self.vm.name;
-        let parts = parts::parts(name, self.doorbell > 0, self.groups.len());
         let mut present = parts::present(monitor)?;
+        if let Some(other) = pmem::other_kind(name, self.memory, &present) {
+            return Err(Failure::about(name, other));
+        }
+        let mut parts = self.parts(&present);
         if !is_prefix(&parts, &present) {
             out::note(&format!("{name}: finishing an earlier detach first"));
             let left = parts::remove(monitor, &parts::all_parts(name), QMP_LIMIT)?;
             if !left.is_empty() {
                 return Err(Failure::about(name, pending(&left)));
             }
-            present.clear();
+            present = parts::present(monitor)?;
+            parts = self.parts(&present);
         }
         let missing: Vec<&Part> = parts.iter().filter(|p| !present.contains(&p.id)).collect();
         let pci = missing.iter().filter(|part| part.kind == Kind::Pci).count();
@@ -308,6 +349,15 @@ impl Attach {
             return Err(failure);
         }
         out::line(&self.summary(&ready, missing.len() < parts.len()))?;
+        let is_own = |id: &String| parts.iter().any(|part| part.id == *id);
+        let mut earlier = pmem::devices(name, &present);
+        earlier.retain(|id| !is_own(id));
+        if !earlier.is_empty() {
+            out::note(&format!(
+                "{name}: of an earlier attach {}",
+                pmem::stay(&earlier)
+            ));
+        }
         // NB: hw/misc/ivshmem.c closes the vectors' eventfds and leaves its handlers on their
         // numbers; with KVM's irqfd it has none. Two crashes seen after detach and attach.
         if self.doorbell > 0 && !has_kvm(monitor) {
@@ -322,7 +372,10 @@ impl Attach {
     fn spec(&self, owner: u64) -> VmSpec {
         VmSpec {
             name: self.vm.name.clone(),
-            kind: VmKind::Qemu,
+            kind: match self.memory {
+                Memory::Ivshmem => VmKind::Qemu,
+                Memory::Pmem => VmKind::QemuPmem,
+            },
             pool_bytes: self.vm.pool,
             vectors: self.doorbell,
             allow: self.vm.allow.clone(),
@@ -361,8 +414,15 @@ impl Attach {
             }
             if let Err(error) = added {
                 let advice = advice(&error);
+                let stays = done.iter().find(|part| part.is_pmem()).cloned();
+                if stays.is_some() {
+                    done.retain(|part| !part.is_pmem() && part.kind != Kind::Object);
+                }
                 let rolled_back = match parts::remove(monitor, &done, QMP_LIMIT) {
-                    Ok(left) if left.is_empty() => "nothing was changed".to_owned(),
+                    Ok(left) if left.is_empty() => match stays {
+                        Some(device) => pmem::stay(&[device.id]),
+                        None => "nothing was changed".to_owned(),
+                    },
                     Ok(left) => pending(&left),
                     Err(error) => format!("taking back what was done failed too: {error}"),
                 };
@@ -394,10 +454,17 @@ impl Attach {
                 format!(", group {} ({} MiB{what})", group.name, len >> 20)
             })
             .collect();
+        let (front, pmem) = match self.memory {
+            Memory::Ivshmem => (0, ""),
+            Memory::Pmem => (
+                FRONT,
+                ", as virtio-pmem, which stays until the machine ends",
+            ),
+        };
         format!(
-            "{}: {how}: pool of {} MiB ({}){doorbell}{groups}; run `vnplug agent` in the guest",
+            "{}: {how}: pool of {} MiB ({}){pmem}{doorbell}{groups}; run `vnplug agent` in the guest",
             self.vm.name,
-            ready.pool_len >> 20,
+            ready.pool_len.saturating_sub(front) >> 20,
             ready.pool_path,
         )
     }
@@ -445,7 +512,11 @@ impl Detach {
         if !nics.is_empty() {
             self.unplug(monitor.as_mut(), &nics, &connect)?;
         }
-        if here.is_empty() {
+        let (staying, orphans) = (
+            pmem::devices(name, &present),
+            pmem::unplugged(name, &present),
+        );
+        if here.is_empty() && orphans.is_empty() && (staying.is_empty() || !known) {
             if !nics.is_empty() {
                 return Ok(OK);
             }
@@ -457,12 +528,16 @@ impl Detach {
         }
         let stay = grow::remove_left_over(monitor.as_mut(), name, self.timeout)?;
         let mut left = parts::remove(monitor.as_mut(), &here, self.timeout)?;
+        pmem::forget(monitor.as_mut(), &orphans)?;
         left.devices.extend(stay);
         if !left.is_empty() {
             let text = format!("{name}: {}", pending(&left));
             return Err(Failure::with_code(PENDING, text));
         }
-        out::line(&format!("{name}: detached"))?;
+        match staying.is_empty() {
+            true => out::line(&format!("{name}: detached"))?,
+            false => out::line(&format!("{name}: detached; {}", pmem::stay(&staying)))?,
+        }
         Ok(OK)
     }
 
@@ -543,10 +618,26 @@ fn pending(left: &Left) -> String {
     text + "; run `vnplug detach qemu` again later, or reset the guest"
 }
 
-fn advice(error: &MonitorError) -> &'static str {
+fn advice(error: &MonitorError) -> String {
     let MonitorError::Refused { text, .. } = error else {
-        return "";
+        return String::new();
     };
+    let no_memory = [
+        "memory devices",
+        "address space for memory device",
+        "maxmem",
+    ];
+    if no_memory.iter().any(|part| text.contains(part)) {
+        // NB: "not enough space, currently … in use of total space for memory devices".
+        return format!(
+            "; the machine has no room for its memory: give it more at its next start, {MORE_MEMORY}. Devices \
+             of earlier attaches count until then"
+        );
+    }
+    known_advice(text).to_owned()
+}
+
+fn known_advice(text: &str) -> &'static str {
     let has = |part| text.contains(part);
     if has("no slot/function available") {
         "; all PCI slots are taken, unplug a device or give --bus a bridge with room"

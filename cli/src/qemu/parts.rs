@@ -12,6 +12,8 @@
 //! device   vnplug-NAME-shm0 …    ivshmem-plain: they in the guest                  (with --group)
 //! ```
 //!
+//! With `--memory pmem` the first and the fourth are others, and the last ones, see [`super::pmem`].
+//!
 //! They are made in this order and go in the opposite one. The order tells two accidents apart: an
 //! attach that was interrupted leaves the first pieces of the list; a detach whose guest did not
 //! answer has removed the chardev and left devices behind it.
@@ -22,6 +24,7 @@ use serde_json::{Value, json};
 use vnplug_ring::control::{VIRTIO_PORT_NAME, VmReady};
 
 use super::monitor::{Monitor, MonitorError, News};
+use super::pmem;
 use super::slots::DeviceAddress;
 
 /// What kind of thing a piece is for QEMU.
@@ -55,6 +58,8 @@ enum Role {
     /// Of the group with this place in the list.
     Arenas(usize),
     ArenasShm(usize),
+    /// The pool in the guest as virtio-pmem, and of which of its objects.
+    Pmem(u32),
 }
 
 /// The pieces of the VM `name` with this many groups of the host, in the order in which they are made.
@@ -87,7 +92,22 @@ pub(crate) fn parts(name: &str, doorbell: bool, groups: usize) -> Vec<Part> {
     first.chain((0..groups).flat_map(of_group)).collect()
 }
 
-/// Every piece that the VM `name` can have.
+/// The pieces of the VM `name` whose pool is its virtio-pmem device with this number, in the order in which they
+/// are made. That device is the first one: that a machine has no room for it is found before another is plugged,
+/// which only the guest could let go of.
+pub(crate) fn pmem_parts(name: &str, number: u32) -> Vec<Part> {
+    let all = [
+        (Kind::Object, Role::Memory, pmem::object(name, number)),
+        (Kind::Chardev, Role::Channel, format!("vnplug-{name}-chr")),
+        (Kind::Pci, Role::Pmem(number), pmem::device(name, number)),
+        (Kind::Pci, Role::Serial, format!("vnplug-{name}-ser")),
+        (Kind::Port, Role::Port, format!("vnplug-{name}-port")),
+    ];
+    let part = |(kind, role, id)| Part { kind, id, role };
+    all.into_iter().map(part).collect()
+}
+
+/// Every piece that the VM `name` can have, and that can go again.
 pub(crate) fn all_parts(name: &str) -> Vec<Part> {
     parts(name, true, MAX_GROUPS)
 }
@@ -137,6 +157,9 @@ impl Part {
             Role::Channel => return connect(monitor, &self.id, &ready.control_path, true),
             Role::BellChannel => return connect(monitor, &self.id, &ready.doorbell_path, false),
             Role::Shm => json!({"driver": "ivshmem-plain", "memdev": other("mem")}),
+            Role::Pmem(number) => {
+                json!({"driver": "virtio-pmem-pci", "memdev": pmem::object(name, number)})
+            }
             Role::Serial => json!({"driver": "virtio-serial-pci"}),
             Role::Port => json!({
                 "driver": "virtserialport", "bus": other("ser") + ".0",
@@ -307,6 +330,11 @@ impl Part {
 
     pub(super) fn is_bell(&self) -> bool {
         self.role == Role::Bell
+    }
+
+    /// It cannot be unplugged.
+    pub(super) fn is_pmem(&self) -> bool {
+        matches!(self.role, Role::Pmem(_))
     }
 
     pub(super) fn is_device(&self) -> bool {
