@@ -138,6 +138,10 @@ impl Keys {
         let mask = self.head.new_mask(sample).ok()?;
         let mut head = packet.get(..number_at + 4)?.to_vec();
         head[0] ^= mask[0] & 0x0f;
+        if head[0] & RESERVED != 0 {
+            // Seldom so with other keys.
+            return None;
+        }
         let length = usize::from(head[0] & 3) + 1;
         head.truncate(number_at + length);
         let mut nonce = self.iv;
@@ -224,6 +228,8 @@ const INITIAL: u8 = 0;
 const RETRY: u8 = 3;
 /// A connection id is no longer.
 const MOST_ID: usize = 20;
+/// These bits are none in a packet of version 1 (RFC 9000, 17.2).
+const RESERVED: u8 = 0x0c;
 /// Bytes of a packet that its head is hidden by.
 const SAMPLE: usize = 16;
 const PADDING: u8 = 0;

@@ -199,6 +199,27 @@ fn what_cannot_be_read_goes_no_further() {
 }
 
 #[test]
+fn many_connections_of_one_socket_begin_at_once() {
+    let mut wire = Wire::new();
+    let (first, ids) = (crypto(0, &said("a.org")), 0..MOST_TRIES as u8);
+    for id in ids.clone() {
+        let id = [id; 8];
+        assert_eq!(
+            wire.sends(at(1), 1, &packet(&id, &id, 0, &first)),
+            Word::Passes
+        );
+    }
+    // To the ids that their server has chosen; and one whose first packet nobody saw.
+    for id in ids.chain([200]) {
+        let word = if id == 200 { Word::Waits } else { Word::Passes };
+        assert_eq!(
+            wire.sends(at(1), 1, &packet(&[id; 8], &[id; 9], 1, &[1])),
+            word
+        );
+    }
+}
+
+#[test]
 fn connections_that_begin_and_peers_are_bounded() {
     let mut wire = Wire::new();
     let begins = |wire: &mut Wire, number: usize| {
