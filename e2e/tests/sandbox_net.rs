@@ -40,7 +40,8 @@ fn greeter(lab: &Lab, daemon: &Daemon) -> Station {
 fn sandbox(daemon: &Daemon, options: &[&str], words: &[&str]) -> Command {
     let mut command = daemon.command().unwrap();
     command
-        .env("XDG_CONFIG_HOME", "/nonexistent")
+        // Where no program can make one either.
+        .env("XDG_CONFIG_HOME", "/proc/nonexistent")
         .arg("sandbox");
     command
         .args(options)

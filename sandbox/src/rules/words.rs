@@ -173,13 +173,19 @@ impl FromStr for Place {
             Some(domain) => (domain, Self::Below as fn(Name) -> Self),
             None => (word, Self::Name as fn(Name) -> Self),
         };
-        Name::new(name).map(place).map_err(|error| {
+        let place = Name::new(name).map(place).map_err(|error| {
             BadWord(format!(
                 "{word:?} is not an address, network or name ({error}): write example.org, *.example.org, \
                  192.0.2.1, 192.0.2.0/24, any, unix:/PATH, unix:@NAME, vsock:CID, file:/PATH, or one of loopback, \
                  private, link-local, metadata, multicast, reserved"
             ))
-        })
+        })?;
+        // `Any` and `any.` would be names that are written as a word that means much more.
+        let written = place.to_string();
+        if written == "any" || Floor::ALL.iter().any(|floor| floor.word() == written) {
+            return Err(BadWord(format!("{word:?}: write {written}")));
+        }
+        Ok(place)
     }
 }
 
@@ -318,6 +324,9 @@ mod tests {
             "http://example.org",
             "example.org:443",
             "a/b",
+            "Any",
+            "any.",
+            "LOOPBACK",
         ] {
             let error = text.parse::<Place>().unwrap_err().to_string();
             assert!(error.contains("write"), "{text}: {error}");
