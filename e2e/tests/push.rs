@@ -64,14 +64,19 @@ fn qemus_guest_agent_installs_ours_and_starts_it() {
             .to_string()
     };
 
-    // Nobody answers; the guest's administrator forbids it; the program needs libraries.
+    // What cannot be installed is told before anything is plugged.
+    let said = refused(&["--guest-agent", &agent]);
+    assert!(said.contains("it needs libraries"), "{said}");
+    let said = refused(&["--guest-agent"]);
+    assert!(said.contains("needs the SOCKET"), "{said}");
+    assert!(daemon.audit().iter().all(|it| it.kind != "vm"));
+
+    // Nobody answers; the guest's administrator forbids it.
     let said = refused(&push);
     assert!(said.contains("no guest agent answers within 6 s"), "{said}");
     let _job = begin("-b guest-exec");
     let said = refused(&push);
     assert!(said.contains("does not allow guest-exec"), "{said}");
-    let said = refused(&["--guest-agent", &agent]);
-    assert!(said.contains("it needs libraries"), "{said}");
     end();
 
     // Without systemd.

@@ -184,6 +184,7 @@ impl MonitorArgs {
 impl Attach {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
         self.check_memory()?;
+        let program = self.push.prepare(&self.monitor)?;
         let mut monitor = self.monitor.open()?;
         if self.incoming {
             return self.attach_incoming(monitor.as_mut(), connect()?);
@@ -215,9 +216,11 @@ impl Attach {
         if !self.nics.is_empty() {
             self.attach_nics(monitor.as_mut(), buses, &mut connect()?)?;
         }
-        // Which libvirt must have answered before.
-        drop(monitor);
-        self.push.run(&self.vm.name, &self.monitor)?;
+        if let Some(program) = program {
+            // QEMU is free for others meanwhile.
+            drop(monitor);
+            self.push.run(&program, &self.vm.name, &self.monitor)?;
+        }
         Ok(OK)
     }
 

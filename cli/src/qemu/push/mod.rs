@@ -29,30 +29,38 @@ pub(super) struct Push {
 }
 
 impl Push {
-    /// Does it, if it was asked for. `name`: the VM.
-    pub(super) fn run(&self, name: &str, monitor: &MonitorArgs) -> Result<(), Failure> {
-        let Some(socket) = &self.guest_agent else {
-            return Ok(());
-        };
-        let done = self.install(socket.as_ref(), monitor);
+    /// What is to be installed, if that was asked for. Fails before anything is done where it cannot be.
+    pub(super) fn prepare(&self, monitor: &MonitorArgs) -> Result<Option<Program>, Failure> {
+        match (&self.guest_agent, &monitor.libvirt) {
+            (None, _) => Ok(None),
+            (Some(None), None) => Err(Failure::new(
+                "--guest-agent needs the SOCKET of the guest agent's channel (without --libvirt)",
+            )),
+            _ => Program::read(self.guest_program.as_deref()).map(Some),
+        }
+    }
+
+    /// Installs and starts it in the guest. `name`: the VM.
+    pub(super) fn run(
+        &self,
+        program: &Program,
+        name: &str,
+        monitor: &MonitorArgs,
+    ) -> Result<(), Failure> {
+        let done = self.install(program, monitor);
         let done = done.map_err(|why| {
             Failure::about(name, format!("the agent is not installed: {}", why.line()))
         })?;
         out::line(&format!("{name}: {done}"))
     }
 
-    fn install(&self, socket: Option<&PathBuf>, monitor: &MonitorArgs) -> Result<String, Failure> {
-        let program = Program::read(self.guest_program.as_deref())?;
-        let mut guest = match (socket, &monitor.libvirt) {
-            (Some(socket), _) => Guest::at(socket)?,
-            (None, Some(domain)) => {
+    fn install(&self, program: &Program, monitor: &MonitorArgs) -> Result<String, Failure> {
+        let mut guest = match self.guest_agent.iter().flatten().next() {
+            Some(socket) => Guest::at(socket)?,
+            None => {
+                let domain = monitor.libvirt.as_deref().unwrap_or_default();
                 let virsh = Virsh::open(domain, monitor.connect.as_deref(), VIRSH_LIMIT)?;
                 Guest::of(virsh)
-            }
-            (None, None) => {
-                return Err(Failure::new(
-                    "--guest-agent needs the SOCKET of the guest agent's channel (without --libvirt)",
-                ));
             }
         };
         guest.must_do(&NEEDED)?;

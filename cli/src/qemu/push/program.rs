@@ -7,7 +7,7 @@ use crate::failure::Failure;
 
 /// A static program for one kind of machine.
 #[derive(Debug)]
-pub(super) struct Program {
+pub(in crate::qemu) struct Program {
     pub(super) bytes: Vec<u8>,
     /// The machine, as `uname -m` names it.
     pub(super) machine: &'static str,
