@@ -328,7 +328,7 @@ fn programs_that_cannot_be_are_refused_with_reason() {
     );
     let hash = source(
         "hash",
-        "struct { __uint(type, BPF_MAP_TYPE_LRU_HASH); __uint(max_entries, 8); __type(key, int); __type(value, int); } \
+        "struct { __uint(type, BPF_MAP_TYPE_PERCPU_HASH); __uint(max_entries, 8); __type(key, int); __type(value, int); } \
          m SEC(\".maps\"); SEC(\"xdp\") int hash(struct xdp_md *ctx) { int k = 0; return bpf_map_lookup_elem(&m, &k) ? 1 : 2; }",
     );
     let two = source(

@@ -67,10 +67,12 @@ fn long(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-/// The keys and values of slots of the hash, each state, key and value (`docs/programs.md`).
-fn full(slots: &[u8]) -> impl Iterator<Item = (u32, u64)> {
-    let full = slots.chunks_exact(24).filter(|slot| long(slot, 0) & 3 == 2);
-    full.map(|slot| (long(slot, 8) as u32, long(slot, 16)))
+/// The keys and values of slots of the hash, each state, key and value (`docs/programs.md`); what is before the key has so many
+/// bytes.
+fn full(slots: &[u8], head: usize) -> impl Iterator<Item = (u32, u64)> {
+    let slots = slots.chunks_exact(head + 16);
+    let full = slots.filter(|slot| long(slot, 0) & 3 == 2);
+    full.map(move |slot| (long(slot, head) as u32, long(slot, head + 8)))
 }
 
 /// All entries of a map.
@@ -86,10 +88,20 @@ fn entries(client: &mut Client, map: &str, count: u32) -> Vec<Vec<u8>> {
 
 #[test]
 fn the_kernel_and_the_daemon_count_in_one_hash_and_each_cpu_in_its_place() {
+    counts_in("BPF_MAP_TYPE_HASH", 8);
+}
+
+#[test]
+fn the_kernel_and_the_daemon_count_in_one_hash_that_forgets() {
+    counts_in("BPF_MAP_TYPE_LRU_HASH", 16);
+}
+
+fn counts_in(kind: &str, head: usize) {
     let (lab, netns) = (Lab::new().unwrap(), Netns::new().unwrap());
     netns.veth("wire0", "wire1").unwrap();
     let source = lab.dir().join("senders.c");
-    std::fs::write(&source, PROGRAM).unwrap();
+    let text = PROGRAM.replace("BPF_MAP_TYPE_HASH", kind);
+    std::fs::write(&source, text).unwrap();
     let object = build_bpf(&source, lab.dir()).unwrap();
     let program = format!("senders={},attach=xdp:wire1", object.display());
     let args = ["--source", "wire1", "--program", &program];
@@ -121,7 +133,7 @@ fn the_kernel_and_the_daemon_count_in_one_hash_and_each_cpu_in_its_place() {
     let (senders, total) = (map("senders"), map("total"));
     // Each frame once by either instance.
     let slots = entries(&mut client, "senders", senders.entries);
-    let found: BTreeMap<u32, u64> = slots.iter().flat_map(|slot| full(slot)).collect();
+    let found: BTreeMap<u32, u64> = slots.iter().flat_map(|slot| full(slot, head)).collect();
     assert_eq!(found.len(), FLOWS as usize, "{found:?}");
     let each = 2 * FRAMES / u64::from(FLOWS);
     assert!(found.values().all(|&count| count == each), "{found:?}");
@@ -159,7 +171,9 @@ fn the_kernel_and_the_daemon_count_in_one_hash_and_each_cpu_in_its_place() {
     // How many keys there are, then buckets, each a lock and its slots.
     assert_eq!(long(&dumped[0], 0), u64::from(FLOWS));
     let buckets = dumped[1..].iter();
-    let dumped: BTreeMap<u32, u64> = buckets.flat_map(|bucket| full(&bucket[8..])).collect();
+    let dumped: BTreeMap<u32, u64> = buckets
+        .flat_map(|bucket| full(&bucket[head..], head))
+        .collect();
     assert_eq!(dumped, found);
     let seat = (cpus.len() + seat).to_string();
     let words = [

@@ -49,6 +49,8 @@ pub enum MapKind {
     Array = 2,
     /// As that, with a value for each CPU.
     PerCpuArray = 6,
+    /// A hash that forgets what was used the longest time ago.
+    LruHash = 9,
     /// An array of AF_XDP sockets.
     Sockets = 17,
 }

@@ -1,17 +1,22 @@
-//! A hash (`BPF_MAP_TYPE_HASH`) in one array, which the kernel's instance and the daemon's read and write at the same time.
+//! A hash (`BPF_MAP_TYPE_HASH`, `_LRU_HASH`) in one array, which the kernel's instance and the daemon's read and write at the same
+//! time.
 //!
 //! ```text
 //! entry 0      how many keys there are
 //! entry 1 + n  bucket n: lock | slot 0: state | key | value | slot 1 …
+//! entry 1 + n  of one that forgets: lock | clock | slot 0: state | used | key | value | slot 1 …
 //! ```
 //!
 //! A key is in its bucket or nowhere. Who looks for one takes no lock: a slot's state is a sequence whose low bits say
 //! whether it is empty, being written, or full, and it is read once more when the key was found. Who inserts or removes has
 //! the bucket's lock, for which nobody waits long: then it is refused (`EBUSY`), as the kernel's own hash refuses now and then.
 //! A value that is removed may be another key's while somebody still has its address; so it is with the kernel's, too.
+//!
+//! One that forgets (LRU) has a clock in each bucket, which goes on when another key of the bucket is looked for, inserted or
+//! changed than the last time. A key that finds its bucket full takes the slot that was used the longest time ago.
 
 use vnplug_os::bpf::asm::{
-    Alu, Asm, Cond, FP, Label, Operand, R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, Size,
+    Alu, Asm, Cond, FP, Label, Operand, R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, Reg, Size,
 };
 use vnplug_os::bpf::{Array, Insn};
 
@@ -28,6 +33,9 @@ pub(crate) const MAX_VALUE: u32 = 128;
 /// million.
 const SLOTS: u32 = 16;
 const ROOM: u32 = 4;
+/// Where the oldest is forgotten, a bucket that is full refuses nobody. With twice as many slots as keys, one key of a thousand is
+/// forgotten before there are as many as may be.
+const ROOM_TO_FORGET: u32 = 2;
 
 /// Where in the array what lies.
 #[derive(Debug, Clone, Copy)]
@@ -37,12 +45,14 @@ pub(crate) struct Layout {
     entries: u32,
     buckets: u32,
     seed: u64,
+    forgets: bool,
 }
 
 impl Layout {
-    /// Of a map with keys of so many bytes.
-    pub(crate) fn of(spec: &MapSpec, key_bytes: u32) -> Self {
-        let slots = u64::from(spec.entries) * u64::from(ROOM);
+    /// Of a map with keys of so many bytes, which forgets the oldest if it is full, or does not.
+    pub(crate) fn of(spec: &MapSpec, key_bytes: u32, forgets: bool) -> Self {
+        let room = if forgets { ROOM_TO_FORGET } else { ROOM };
+        let slots = u64::from(spec.entries) * u64::from(room);
         let buckets = slots.div_ceil(SLOTS.into()).next_power_of_two();
         Self {
             key_bytes,
@@ -50,21 +60,27 @@ impl Layout {
             entries: spec.entries,
             buckets: u32::try_from(buckets).unwrap_or(u32::MAX),
             seed: spec.seed,
+            forgets,
         }
+    }
+
+    /// Bytes before a bucket's slots, and before a slot's key.
+    fn head(&self) -> u32 {
+        if self.forgets { 16 } else { 8 }
     }
 
     fn key(&self) -> u32 {
         self.key_bytes.next_multiple_of(8)
     }
 
-    /// Bytes of a slot: state, key, value.
+    /// Bytes of a slot: state, when it was used if that is asked for, key, value.
     pub(crate) fn slot(&self) -> u32 {
-        8 + self.key() + self.value_bytes.next_multiple_of(8)
+        self.head() + self.key() + self.value_bytes.next_multiple_of(8)
     }
 
     /// Bytes of a bucket, which is an entry of the array.
     pub(crate) fn bucket(&self) -> u32 {
-        8 + SLOTS * self.slot()
+        self.head() + SLOTS * self.slot()
     }
 
     /// Entries of the array.
@@ -80,17 +96,22 @@ impl Layout {
     /// Where a slot is in the array's memory.
     pub(crate) fn place(&self, slot: u32) -> u64 {
         let bucket = u64::from(self.bucket());
-        (1 + u64::from(slot / SLOTS)) * bucket + 8 + u64::from(slot % SLOTS * self.slot())
+        (1 + u64::from(slot / SLOTS)) * bucket + u64::from(self.head() + slot % SLOTS * self.slot())
     }
 
     fn at(&self, slot: u32) -> i16 {
-        (8 + slot * self.slot()) as i16
+        (self.head() + slot * self.slot()) as i16
+    }
+
+    /// Where in a slot key and value are.
+    fn parts(&self) -> [i16; 2] {
+        [self.head() as i16, (self.head() + self.key()) as i16]
     }
 }
 
 /// The function that is called in place of the kernel's: R2 is where the key is, R3 the value, R4 how.
 ///
-/// On the way R6 is the bucket, R7 the value, R8 how or a state, R9 a free slot.
+/// On the way R6 is the bucket, R7 the value or a time, R8 how, R9 a slot.
 pub(crate) fn function(
     access: Access,
     layout: &Layout,
@@ -163,7 +184,7 @@ fn compare(asm: &mut Asm, layout: &Layout, slot: u32, other: Label) {
     asm.alu64(Alu::And, R1, K(3));
     asm.jump_if(Cond::Ne, R1, K(FULL), other);
     for word in 0..layout.key() as i16 / 8 {
-        asm.load(Size::Double, R1, R6, at + 8 + 8 * word);
+        asm.load(Size::Double, R1, R6, at + layout.parts()[0] + 8 * word);
         asm.load(Size::Double, R2, FP, KEY + 8 * word);
         asm.jump_if(Cond::Ne, R1, X(R2), other);
     }
@@ -177,14 +198,30 @@ fn lookup(asm: &mut Asm, layout: &Layout) {
         asm.alu64(Alu::Mov, R1, K(0));
         asm.append(&[Insn::new(ATOMIC, 6, 1, layout.at(slot), FETCH_ADD)]);
         asm.jump_if(Cond::Ne, R1, X(R5), other);
+        if layout.forgets {
+            let is_last = asm.label();
+            asm.load(Size::Double, R1, R6, CLOCK);
+            asm.load(Size::Double, R2, R6, layout.at(slot) + USED);
+            asm.jump_if(Cond::Eq, R1, X(R2), is_last);
+            use_slot(asm, R6, layout.at(slot));
+            asm.bind(is_last);
+        }
         asm.alu64(Alu::Mov, R0, X(R6));
-        let value = layout.at(slot) as u32 + 8 + layout.key();
-        asm.alu64(Alu::Add, R0, K(value));
+        let value = layout.at(slot) + layout.parts()[1];
+        asm.alu64(Alu::Add, R0, K(value as u32));
         asm.exit();
         asm.bind(other);
     }
     asm.alu64(Alu::Mov, R0, K(0));
     asm.exit();
+}
+
+/// The bucket's clock goes on, and a slot, so far behind this, has its new time.
+fn use_slot(asm: &mut Asm, slot: Reg, at: i16) {
+    asm.alu64(Alu::Mov, R1, K(1));
+    asm.append(&[Insn::new(ATOMIC, 6, 1, CLOCK, FETCH_ADD)]);
+    asm.alu64(Alu::Add, R1, K(1));
+    asm.store(Size::Double, slot, at + USED, R1);
 }
 
 /// Takes the bucket's lock, or ends.
@@ -211,7 +248,8 @@ fn unlock(asm: &mut Asm, error: u32) {
 
 fn update(asm: &mut Asm, layout: &Layout, array: &Array) {
     let (found, absent, exists) = (asm.label(), asm.label(), asm.label());
-    let (unwanted, full) = (asm.label(), asm.label());
+    let (unwanted, full, fits) = (asm.label(), asm.label(), asm.label());
+    let [key, value] = layout.parts();
     let offset_of_first = layout.at(0) as u32;
     lock(asm);
     asm.alu64(Alu::Mov, R9, K(0));
@@ -233,30 +271,56 @@ fn update(asm: &mut Asm, layout: &Layout, array: &Array) {
     asm.bind(found);
     asm.jump_if(Cond::Eq, R8, K(BPF_NOEXIST), exists);
     bound(asm, layout, full);
-    put(asm, R9, 8 + layout.key() as i16, VALUE, layout.value_bytes);
+    put(asm, R9, value, VALUE, layout.value_bytes);
+    if layout.forgets {
+        use_slot(asm, R9, 0);
+    }
     unlock(asm, 0);
 
     asm.bind(absent);
     asm.jump_if(Cond::Eq, R8, K(BPF_EXIST), unwanted);
-    asm.jump_if(Cond::Lt, R9, K(offset_of_first), full);
-    // One more, if that is not too many.
-    asm.alu64(Alu::Mov, R1, K(0));
-    entry(asm, array);
-    asm.alu64(Alu::Mov, R1, K(1));
-    asm.append(&[Insn::new(ATOMIC, 0, 1, 0, FETCH_ADD)]);
-    let fits = asm.label();
-    asm.jump_if(Cond::Lt, R1, K(layout.entries), fits);
-    asm.alu64(Alu::Mov, R1, K(u32::MAX));
-    asm.atomic_add(R0, R1);
-    asm.bind(full);
-    unlock(asm, E2BIG);
-    asm.bind(fits);
-    bound(asm, layout, full);
+    let is_empty = asm.label();
+    if layout.forgets {
+        asm.jump_if(Cond::Ge, R9, K(offset_of_first), is_empty);
+        oldest(asm, layout);
+        bound(asm, layout, full);
+        // From full to empty, of another sequence; there are as many keys as before.
+        asm.alu64(Alu::Mov, R1, K(FULL));
+        asm.append(&[Insn::new(ATOMIC, 9, 1, 0, FETCH_ADD)]);
+        let taken = asm.label();
+        asm.jump(taken);
+        asm.bind(is_empty);
+        asm.alu64(Alu::Mov, R1, K(0));
+        entry(asm, array);
+        asm.alu64(Alu::Mov, R1, K(1));
+        asm.atomic_add(R0, R1);
+        bound(asm, layout, full);
+        asm.bind(taken);
+        use_slot(asm, R9, 0);
+        asm.jump(fits);
+        asm.bind(full);
+        unlock(asm, E2BIG);
+        asm.bind(fits);
+    } else {
+        asm.jump_if(Cond::Lt, R9, K(offset_of_first), full);
+        // One more, if that is not too many.
+        asm.alu64(Alu::Mov, R1, K(0));
+        entry(asm, array);
+        asm.alu64(Alu::Mov, R1, K(1));
+        asm.append(&[Insn::new(ATOMIC, 0, 1, 0, FETCH_ADD)]);
+        asm.jump_if(Cond::Lt, R1, K(layout.entries), fits);
+        asm.alu64(Alu::Mov, R1, K(u32::MAX));
+        asm.atomic_add(R0, R1);
+        asm.bind(full);
+        unlock(asm, E2BIG);
+        asm.bind(fits);
+        bound(asm, layout, full);
+    }
     // Empty, being written, full.
     asm.alu64(Alu::Mov, R1, K(1));
     asm.append(&[Insn::new(ATOMIC, 9, 1, 0, FETCH_ADD)]);
-    put(asm, R9, 8, KEY, layout.key_bytes);
-    put(asm, R9, 8 + layout.key() as i16, VALUE, layout.value_bytes);
+    put(asm, R9, key, KEY, layout.key_bytes);
+    put(asm, R9, value, VALUE, layout.value_bytes);
     asm.alu64(Alu::Mov, R1, K(1));
     asm.append(&[Insn::new(ATOMIC, 9, 1, 0, FETCH_ADD)]);
     unlock(asm, 0);
@@ -267,6 +331,21 @@ fn update(asm: &mut Asm, layout: &Layout, array: &Array) {
     unlock(asm, ENOENT);
 }
 
+/// R9 is the place of the slot that was used the longest time ago.
+fn oldest(asm: &mut Asm, layout: &Layout) {
+    for slot in 0..SLOTS {
+        let younger = asm.label();
+        let at = layout.at(slot);
+        asm.load(Size::Double, R1, R6, at + USED);
+        if slot > 0 {
+            asm.jump_if(Cond::Ge, R1, X(R7), younger);
+        }
+        asm.alu64(Alu::Mov, R7, X(R1));
+        asm.alu64(Alu::Mov, R9, K(at as u32));
+        asm.bind(younger);
+    }
+}
+
 /// R9 becomes the address of the slot whose place it is.
 fn bound(asm: &mut Asm, layout: &Layout, otherwise: Label) {
     let last = layout.at(SLOTS - 1) as u32;
@@ -275,7 +354,7 @@ fn bound(asm: &mut Asm, layout: &Layout, otherwise: Label) {
 }
 
 /// Copies words from the stack.
-fn put(asm: &mut Asm, to: vnplug_os::bpf::asm::Reg, at: i16, from: i16, bytes: u32) {
+fn put(asm: &mut Asm, to: Reg, at: i16, from: i16, bytes: u32) {
     for word in 0..bytes.div_ceil(8) as i16 {
         asm.load(Size::Double, R1, FP, from + 8 * word);
         asm.store(Size::Double, to, at + 8 * word, R1);
@@ -316,6 +395,10 @@ fn number(asm: &mut Asm, register: u8, value: u64) {
 const KEY: i16 = -(MAX_KEY as i16);
 const VALUE: i16 = KEY - MAX_VALUE as i16;
 const NUMBER: i16 = VALUE - 8;
+
+/// Where in a bucket that forgets its clock is, and in its slots when they were used.
+const CLOCK: i16 = 8;
+const USED: i16 = 8;
 
 /// The low bits of a state: 0 is empty, 1 being written.
 const FULL: u32 = 2;

@@ -58,10 +58,12 @@ pub enum MapKind {
     Array,
     /// `BPF_MAP_TYPE_PERCPU_ARRAY`
     PerCpu,
-    /// `BPF_MAP_TYPE_HASH`
+    /// `BPF_MAP_TYPE_HASH`, `BPF_MAP_TYPE_LRU_HASH`
     Hash {
         /// Bytes of a key.
         key_bytes: u32,
+        /// It forgets the oldest where it has no room.
+        forgets: bool,
     },
 }
 
@@ -74,8 +76,8 @@ impl MapSpec {
                 let each = per_cpu::places(cpus());
                 (self.value_bytes, u64::from(self.entries) * u64::from(each))
             }
-            MapKind::Hash { key_bytes } => {
-                let layout = Layout::of(self, key_bytes);
+            MapKind::Hash { key_bytes, forgets } => {
+                let layout = Layout::of(self, key_bytes, forgets);
                 (layout.bucket(), layout.array())
             }
         }
@@ -246,13 +248,14 @@ fn spec(name: &str, map: &Map) -> Result<MapSpec, ObjectError> {
     let kind = match (is_data, map.map_type()) {
         (true, _) | (_, ARRAY) => MapKind::Array,
         (_, PERCPU_ARRAY) => MapKind::PerCpu,
-        (_, HASH) => MapKind::Hash {
+        (_, HASH | LRU_HASH) => MapKind::Hash {
             key_bytes: map.key_size(),
+            forgets: map.map_type() == LRU_HASH,
         },
         (_, other) => {
             return wrong(format!(
-                "is of type {other}; programs that run in the daemon as well share BPF_MAP_TYPE_ARRAY, _PERCPU_ARRAY and \
-                 _HASH, and the variables of the program"
+                "is of type {other}; programs that run in the daemon as well share BPF_MAP_TYPE_ARRAY, _PERCPU_ARRAY, _HASH \
+                 and _LRU_HASH, and the variables of the program"
             ));
         }
     };
@@ -263,7 +266,7 @@ fn spec(name: &str, map: &Map) -> Result<MapSpec, ObjectError> {
     let is_constant =
         section == EbpfSectionKind::Rodata || map.map_flags() & READ_ONLY_PROGRAM != 0;
     match kind {
-        MapKind::Hash { key_bytes } => {
+        MapKind::Hash { key_bytes, .. } => {
             let fits = (1..=hash::MAX_KEY).contains(&key_bytes) && value_bytes <= hash::MAX_VALUE;
             if !fits || entries > MAX_KEYS {
                 return wrong(format!(
@@ -314,5 +317,7 @@ const HASH: u32 = 1;
 const ARRAY: u32 = 2;
 /// `BPF_MAP_TYPE_PERCPU_ARRAY`
 const PERCPU_ARRAY: u32 = 6;
+/// `BPF_MAP_TYPE_LRU_HASH`
+const LRU_HASH: u32 = 9;
 /// `BPF_F_RDONLY_PROG`
 const READ_ONLY_PROGRAM: u32 = 1 << 7;

@@ -211,8 +211,8 @@ impl Program {
                 layout: None,
                 stride: array.stride(),
             },
-            MapKind::Hash { key_bytes } => {
-                let layout = Layout::of(spec, key_bytes);
+            MapKind::Hash { key_bytes, forgets } => {
+                let layout = Layout::of(spec, key_bytes, forgets);
                 MapView {
                     bytes: layout.slot(),
                     entries: layout.slots(),

@@ -70,8 +70,9 @@ pub(crate) fn weave(
             None => {
                 let (spec, array) = maps[map];
                 let function = match spec.kind {
-                    MapKind::Hash { key_bytes } => {
-                        hash::function(access, &hash::Layout::of(spec, key_bytes), array)
+                    MapKind::Hash { key_bytes, forgets } => {
+                        let layout = hash::Layout::of(spec, key_bytes, forgets);
+                        hash::function(access, &layout, array)
                     }
                     _ => per_cpu::function(access, spec, array, side),
                 };

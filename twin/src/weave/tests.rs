@@ -18,6 +18,8 @@ use crate::object::{MapKind, MapSpec};
 use crate::per_cpu::Seats;
 use Operand::{K, X};
 
+mod forget;
+
 /// Bytes of each frame that programs read: a key each.
 const SEEN: u32 = 64;
 
@@ -188,24 +190,38 @@ fn acts(dice: &mut Dice, key_bytes: u32, removes: bool) -> Vec<Act> {
 
 #[test]
 fn a_hash_does_what_the_kernels_does_whoever_runs_it() {
+    // Sometimes more keys than there is room for.
+    let sizes = [(64, 60), (64, 200), (1, 3), (1000, 900)];
+    as_the_kernels(Kernels::Hash, sizes, 1);
+}
+
+#[test]
+fn a_hash_that_forgets_does_what_the_kernels_does_as_long_as_neither_is_full() {
+    // Which key is forgotten, and when, each of them has in its own way.
+    let sizes = [(4096, 60), (4096, 200), (4096, 3), (8192, 900)];
+    as_the_kernels(Kernels::LruHash, sizes, 4);
+}
+
+/// Random programs on maps of so many entries, with so many keys; a part of the usual number of runs.
+fn as_the_kernels(kernels: Kernels, sizes: [(u32, u64); 4], part: usize) {
     let seed = vnplug_frame::witness::seed("hash");
+    let forgets = kernels == Kernels::LruHash;
     let mut dice = Dice(seed);
     let mut runs = 0;
     let frames = match std::env::var_os("VNPLUG_LONG") {
         None => 1_250,
         Some(_) => 5_000,
-    };
+    } / part;
     for round in 0..50_u32 {
         let key_bytes = [4, 1, 8, 13, 16][round as usize % 5];
         let value_bytes = [8, 24][round as usize % 2];
-        // Sometimes more keys than there is room for.
-        let (entries, keys) = [(64, 60), (64, 200), (1, 3), (1000, 900)][round as usize % 4];
+        let (entries, keys) = sizes[round as usize % 4];
         let keys = if key_bytes == 1 { keys.min(250) } else { keys };
-        let spec = spec(MapKind::Hash { key_bytes }, value_bytes, entries);
-        let layout = Layout::of(&spec, key_bytes);
+        let spec = spec(MapKind::Hash { key_bytes, forgets }, value_bytes, entries);
+        let layout = Layout::of(&spec, key_bytes, forgets);
         let array = Array::create("tested", layout.bucket(), layout.array() as u32, false).unwrap();
         let own = (key_bytes as usize, value_bytes as usize);
-        let real = Map::create(Kernels::Hash, "tested", own, entries).unwrap();
+        let real = Map::create(kernels, "tested", own, entries).unwrap();
         let seats = Arc::default();
         for _ in 0..4 {
             let acts = acts(&mut dice, key_bytes, true);
@@ -342,10 +358,35 @@ fn counter(map: &Map) -> Vec<Insn> {
 
 #[test]
 fn both_insert_at_the_same_time_and_no_key_is_there_twice() {
+    let (layout, theirs, ours, seen, sum) = insert_by_both(1 << 15, false);
+    assert_eq!(
+        (theirs[0], ours[0]),
+        (0, 0),
+        "a slot of another key was found"
+    );
+    assert!(seen < u64::from(layout.slots()));
+    assert_eq!(sum, theirs[1] + ours[1]);
+}
+
+#[test]
+fn both_insert_at_the_same_time_where_keys_are_forgotten_and_none_is_there_twice() {
+    let (layout, theirs, ours, seen, sum) = insert_by_both(1 << 11, true);
+    // Nearly all slots are taken by then. What was counted for keys that were forgotten is gone.
+    assert!(seen > u64::from(layout.slots()) * 9 / 10, "{seen}");
+    assert!(sum <= theirs[1] + ours[1]);
+}
+
+/// Both instances count frames by key, of which there are 20,000, in a map of so many entries: verdicts of the kernel and the daemon,
+/// keys that are there, and the sum of their values.
+fn insert_by_both(entries: u32, forgets: bool) -> (Layout, [u64; 3], [u64; 3], u64, u64) {
     const KEYS: u64 = 20_000;
     const EACH: u64 = 300_000;
-    let spec = spec(MapKind::Hash { key_bytes: 8 }, 16, 1 << 15);
-    let layout = Layout::of(&spec, 8);
+    let kind = MapKind::Hash {
+        key_bytes: 8,
+        forgets,
+    };
+    let spec = spec(kind, 16, entries);
+    let layout = Layout::of(&spec, 8, forgets);
     let array = Array::create("tested", layout.bucket(), layout.array() as u32, false).unwrap();
     let seats = Arc::default();
     let (kernel, mut daemon) = both_of(&counter(array.map()), (&spec, &array), &seats);
@@ -380,28 +421,25 @@ fn both_insert_at_the_same_time_and_no_key_is_there_twice() {
         (theirs.join().unwrap(), ours)
     });
     println!("kernel: {theirs:?}, daemon: {ours:?} (wrong, counted, refused)");
-    assert_eq!(
-        (theirs[0], ours[0]),
-        (0, 0),
-        "a slot of another key was found"
-    );
     let mut seen = std::collections::HashSet::new();
     let mut sum = 0;
     for slot in 0..layout.slots() {
-        let mut bytes = [0; 32];
+        let mut bytes = vec![0; layout.slot() as usize];
         assert!(daemon.read_map(0, layout.place(slot), &mut bytes));
         let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+        let key = if forgets { 16 } else { 8 };
         if word(0) & 3 == 2 {
-            assert!(seen.insert(word(8)), "key {} is there twice", word(8));
-            sum += word(16);
+            assert!(seen.insert(word(key)), "key {} is there twice", word(key));
+            sum += word(key + 8);
         } else {
             assert_eq!(word(0) & 3, 0);
         }
     }
-    assert_eq!(sum, theirs[1] + ours[1]);
     let mut count = [0; 8];
     assert!(daemon.read_map(0, 0, &mut count));
-    assert_eq!(u64::from_ne_bytes(count), seen.len() as u64);
+    let seen = seen.len() as u64;
+    assert_eq!(u64::from_ne_bytes(count), seen);
+    (layout, theirs, ours, seen, sum)
 }
 
 /// How many verdicts are 0, 1, 2.
@@ -421,10 +459,20 @@ fn spent() -> u128 {
 #[ignore = "measures"]
 fn cost_of_a_hash() {
     let entries = 1 << 14;
-    let spec = spec(MapKind::Hash { key_bytes: 16 }, 8, entries);
-    let layout = Layout::of(&spec, 16);
+    for (kernels, forgets) in [(Kernels::Hash, false), (Kernels::LruHash, true)] {
+        cost_of(kernels, forgets, entries);
+    }
+}
+
+fn cost_of(kernels: Kernels, forgets: bool, entries: u32) {
+    let kind = MapKind::Hash {
+        key_bytes: 16,
+        forgets,
+    };
+    let spec = spec(kind, 8, entries);
+    let layout = Layout::of(&spec, 16, forgets);
     let array = Array::create("tested", layout.bucket(), layout.array() as u32, false).unwrap();
-    let real = Map::create(Kernels::Hash, "tested", (16, 8), entries).unwrap();
+    let real = Map::create(kernels, "tested", (16, 8), entries).unwrap();
     let seats = Arc::default();
     for (what, act) in [
         ("lookup", Act::Look(0, 1)),
@@ -454,7 +502,7 @@ fn cost_of_a_hash() {
         }
         of.iter_mut().for_each(|it| it.sort_unstable());
         println!(
-            "{what}: the kernel's own {} ns, ours in the kernel {} ns, in the daemon {} ns",
+            "{kernels:?}, {what}: the kernel's own {} ns, ours in the kernel {} ns, in the daemon {} ns",
             of[0][4], of[1][4], of[2][4]
         );
     }
