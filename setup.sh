@@ -71,6 +71,8 @@ test=(
     /var/lib/dpkg/info/python3-pcapy.list:python3-pcapy
     # programs that ask in the sandbox
     git:git nmap:nmap nc.openbsd:netcat-openbsd
+    # forges senders in a guest
+    hping3:hping3
     /usr/sbin/dropbear:dropbear-bin redis-cli:redis-tools
     gtlsclient:ngtcp2-client gtlsserver:ngtcp2-server
     # and their questions as notifications
