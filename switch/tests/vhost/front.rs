@@ -306,6 +306,12 @@ impl Guest {
 
     /// Makes a frame available, with what is left to do with it, and kicks.
     pub(crate) fn send_offloaded(&mut self, frame: &[u8], offload: &Offload) {
+        self.offer_offloaded(frame, offload);
+        self.sending.kick();
+    }
+
+    /// The same without a kick.
+    pub(crate) fn offer_offloaded(&mut self, frame: &[u8], offload: &Offload) {
         let at = self.sending.next % SIZE;
         let buffer = 0x20_0000 + 0x8000 * u64::from(at);
         self.region.write(buffer, &offload.to_header(frame));
@@ -313,7 +319,6 @@ impl Guest {
         let len = 12 + frame.len() as u32;
         self.sending.desc(&self.region, at, (buffer, len, 0, 0));
         self.sending.offer(&self.region, at);
-        self.sending.kick();
     }
 
     /// Makes buffers available again that have something, so far from where they were first, without

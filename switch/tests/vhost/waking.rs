@@ -119,6 +119,36 @@ fn a_guest_is_asked_to_kick_when_the_switch_sleeps_and_only_then() {
 }
 
 #[test]
+fn a_guest_learns_of_a_long_frame_before_the_next_is_copied_and_of_short_ones_together() {
+    let served = Served::here();
+    let mut sender = served.guest(PLAIN);
+    let mut takes = served.guest(PLAIN | GUEST_CSUM | GUEST_TSO4);
+    takes.send(&frame(0xee, 2, 0));
+    eventually("it is known", || takes.has_sent());
+    let calls = |guest: &Guest| {
+        let mut count = [0; 8];
+        match rustix::io::read(&guest.receiving.call, &mut count) {
+            Ok(_) => u64::from_ne_bytes(count),
+            Err(_) => 0,
+        }
+    };
+    for (payload, expected) in [(20_000, 3), (8_000, 1)] {
+        let (bytes, offload) = super_frame(2, 1, payload);
+        let region = sender.region.clone();
+        eventually("it sleeps", || sender.sending.wants_kicks(&region));
+        calls(&takes);
+        // All in one turn.
+        (0..3).for_each(|_| sender.offer_offloaded(&bytes, &offload));
+        sender.sending.kick();
+        (0..3).for_each(|_| assert_eq!(takes.next().1, bytes));
+        // When a turn has ended, its calls are made.
+        served.count("entered");
+        assert_eq!(calls(&takes), expected, "{payload} bytes");
+    }
+    served.check_sums();
+}
+
+#[test]
 fn a_call_by_a_stream_socket_is_whole_and_a_full_one_stops_nobody() {
     let served = Served::here();
     let (mut sender, mut other) = (served.guest(PLAIN), served.guest(PLAIN));
