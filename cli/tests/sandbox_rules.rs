@@ -4,7 +4,7 @@
 
 use std::process::{Command, Output};
 
-use serde_json::Value;
+use serde_json::{Value, json as object};
 use vnplug_testing::TestDir;
 
 fn vnplug(dir: &TestDir, line: &str) -> Output {
@@ -83,6 +83,16 @@ fn rules_are_added_listed_tried_and_taken_away() {
     assert_eq!(verdict("--to 169.254.169.254 --port 80"), "deny");
     assert_eq!(verdict("--to unix:/run/nscd/socket"), "deny");
     assert_eq!(verdict("--protocol raw"), "ask");
+    // Of a name nobody has looked up no address is shown.
+    let to = |line: &str| json(&dir, &format!("rules test {line}"))["act"]["to"].clone();
+    assert_eq!(
+        to("--to git.example.org --port 22"),
+        object!({"name": "git.example.org", "port": 22})
+    );
+    assert_eq!(
+        to("--to 192.0.2.9 --port 22"),
+        object!({"address": "192.0.2.9", "port": 22})
+    );
     let text = said(&dir, "rules test --to 192.0.2.9");
     assert!(
         text.starts_with("deny: ")

@@ -372,11 +372,16 @@ impl Test {
             _ => None,
         };
         if self.chosen.json {
+            let mut act = show::act_json(&act, &names);
+            if let (Some(Place::Name(name)), Some(port)) = (&self.to, self.port) {
+                // Of a name nobody has looked up there is no address.
+                act["to"] = json!({"name": name.as_str(), "port": port});
+            }
             let object = json!({
                 "verdict": say.to_string(),
                 "why": why(&reason),
                 "rule": rule.map(|rule| show::rule_json(rule)),
-                "act": show::act_json(&act, &names),
+                "act": act,
             });
             out::raw(&format!("{object}\n"))?;
         } else {
