@@ -111,37 +111,26 @@ impl Flows {
 
     fn line(&self, flow: Option<&Flow>, sum: Sum) -> Result<(), Failure> {
         if self.json {
+            let icmp = flow.and_then(Flow::icmp);
+            let ports = flow.map(|flow| icmp.map_or(flow.ports, |_| (0, 0)));
             let line = json!({
                 "protocol": flow.map(|flow| flow.protocol),
                 "from": flow.map(|flow| flow.from.to_string()),
-                "from_port": flow.map(|flow| flow.ports.0),
+                "from_port": ports.map(|it| it.0),
                 "to": flow.map(|flow| flow.to.to_string()),
-                "to_port": flow.map(|flow| flow.ports.1),
+                "to_port": ports.map(|it| it.1),
+                "icmp_type": icmp.map(|it| it.0),
+                "icmp_code": icmp.map(|it| it.1),
                 "community_id": flow.and_then(Flow::community_id),
                 "packets": sum.packets,
                 "bytes": sum.bytes,
+                "ip_bytes": sum.ip_bytes,
                 "first_ns": sum.first_ns,
                 "last_ns": sum.last_ns,
             });
             return out::line(&line.to_string());
         }
-        let name = match flow {
-            Some(Flow {
-                protocol,
-                from,
-                to,
-                ports: (0, 0),
-            }) => format!("{} {from} > {to}", word(*protocol)),
-            Some(Flow {
-                protocol,
-                from,
-                to,
-                ports,
-            }) => {
-                format!("{} {from} {} > {to} {}", word(*protocol), ports.0, ports.1)
-            }
-            None => "other".to_owned(),
-        };
+        let name = flow.map_or("other".to_owned(), name);
         let (bytes, packets) = (grouped(sum.bytes), grouped(sum.packets));
         let (first, last) = (stamp(sum.first_ns), stamp(sum.last_ns));
         out::line(&format!(
@@ -151,6 +140,15 @@ impl Flows {
 }
 
 /// Sends all flows as IPFIX.
+fn name(flow: &Flow) -> String {
+    let (from, to, word) = (flow.from, flow.to, word(flow.protocol));
+    match (flow.icmp(), flow.ports) {
+        (Some((kind, code)), _) => format!("{word} {from} > {to} type {kind} code {code}"),
+        (None, (0, 0)) => format!("{word} {from} > {to}"),
+        (None, ports) => format!("{word} {from} {} > {to} {}", ports.0, ports.1),
+    }
+}
+
 fn export(target: &ipfix::Target, flows: &[(Flow, Sum)], other: Sum) -> Result<(), Failure> {
     let mut exporter = ipfix::Exporter::open(target)?;
     for (flow, sum) in flows {

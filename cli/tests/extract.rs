@@ -480,8 +480,15 @@ fn flows_are_ipfix_to_others() {
                 "to_port",
                 "packets",
                 "bytes",
+                "ip_bytes",
             ];
-            keys.map(text).join(" ")
+            let mut words = keys.map(text);
+            if let Some(kind) = row["icmp_type"].as_u64() {
+                let code = row["icmp_code"].as_u64().unwrap();
+                assert_eq!((&words[3][..], &words[4][..]), ("0", "0"));
+                words[4] = (kind << 8 | code).to_string();
+            }
+            words.join(" ")
         })
         .collect();
     wanted.sort();
@@ -546,6 +553,7 @@ fn records(text: &str) -> Vec<String> {
                         first(&["cflow.dstport"]),
                         first(&["cflow.packets"]),
                         first(&["cflow.layer2_octet_delta_count"]),
+                        first(&["cflow.octets"]),
                     ]
                     .join(" "),
                 );

@@ -31,7 +31,7 @@ pub(crate) enum Talk {
         to: IpAddr,
         /// Of IPv6 the one after the extension headers.
         protocol: u8,
-        /// Of TCP, UDP and SCTP; of fragments only the first has them.
+        /// Of TCP, UDP and SCTP, and type and code of ICMP; of fragments only the first has them.
         ports: Option<[u16; 2]>,
     },
     /// Anything else, and IP whose header is cut.
@@ -132,8 +132,10 @@ fn v6(net: &[u8], at: usize) -> Option<IpAddr> {
 
 /// Ports, and flags of TCP, as far as they were captured.
 fn transport(protocol: u8, bytes: &[u8]) -> (Option<[u16; 2]>, Option<u8>) {
-    if !matches!(protocol, TCP | UDP | SCTP) {
-        return (None, None);
+    match (protocol, bytes) {
+        (TCP | UDP | SCTP, _) => {}
+        (ICMP | ICMP6, &[kind, code, ..]) => return (Some([kind.into(), code.into()]), None),
+        _ => return (None, None),
     }
     let ports = half(bytes, 0).zip(half(bytes, 2));
     let flags = (protocol == TCP).then(|| bytes.get(13).copied()).flatten();
@@ -149,7 +151,7 @@ fn half(bytes: &[u8], at: usize) -> Option<u16> {
 /// The usual name of an IP protocol, or its number.
 pub(crate) fn protocol_name(protocol: u8) -> String {
     let name = match protocol {
-        1 => "icmp",
+        ICMP => "icmp",
         2 => "igmp",
         4 => "ipip",
         TCP => "tcp",
@@ -158,7 +160,7 @@ pub(crate) fn protocol_name(protocol: u8) -> String {
         47 => "gre",
         50 => "esp",
         51 => "ah",
-        58 => "icmp6",
+        ICMP6 => "icmp6",
         89 => "ospf",
         103 => "pim",
         112 => "vrrp",
@@ -176,6 +178,8 @@ const RAW_IPV4: u32 = 228;
 const RAW_IPV6: u32 = 229;
 const LINUX_SLL2: u32 = 276;
 
+const ICMP: u8 = 1;
+const ICMP6: u8 = 58;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const SCTP: u8 = 132;

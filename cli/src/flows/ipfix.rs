@@ -6,8 +6,8 @@
 //!   data set  of template 256 (IPv4) or 257 (IPv6)
 //! ```
 //!
-//! All numbers are big-endian; the elements are IANA's. `layer2OctetDeltaCount` is what the recording knows: bytes of frames, not of
-//! IP packets. Times are UTC, in milliseconds since 1970. The sequence counts records that were sent before, of the export.
+//! All numbers are big-endian; the elements are IANA's. `octetDeltaCount` is bytes of IP packets, by which collectors count;
+//! `layer2OctetDeltaCount` is bytes of frames. Of ICMP the destination port is type and code, as in NetFlow. Times are UTC, in milliseconds since 1970. The sequence counts records that were sent before, of the export.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -166,10 +166,15 @@ fn connect(host: &str) -> std::io::Result<UdpSocket> {
 fn put(into: &mut Vec<u8>, from: &[u8], to: &[u8], flow: &Flow, sum: Sum) {
     into.extend(from);
     into.extend(to);
-    into.extend(flow.ports.0.to_be_bytes());
-    into.extend(flow.ports.1.to_be_bytes());
+    let (source, destination) = match (flow.protocol, flow.ports) {
+        (1 | 58, (kind, code)) => (0, kind << 8 | code),
+        (_, ports) => ports,
+    };
+    into.extend(source.to_be_bytes());
+    into.extend(destination.to_be_bytes());
     into.push(flow.protocol);
     into.extend(sum.packets.to_be_bytes());
+    into.extend(sum.ip_bytes.to_be_bytes());
     into.extend(sum.bytes.to_be_bytes());
     for ns in [sum.first_ns, sum.last_ns] {
         into.extend((ns / 1_000_000).to_be_bytes());
@@ -209,19 +214,20 @@ const TEMPLATE: u16 = 256;
 const DOMAIN: u32 = 1;
 /// sourceIPv4Address and destinationIPv4Address, and those of IPv6, with their length.
 const ADDRESSES: [(u16, u16, u16); 2] = [(8, 12, 4), (27, 28, 16)];
-/// sourceTransportPort, destinationTransportPort, protocolIdentifier, packetDeltaCount, layer2OctetDeltaCount,
-/// flowStartMilliseconds, flowEndMilliseconds, with their length.
-const FIELDS: [(u16, u16); 7] = [
+/// sourceTransportPort, destinationTransportPort, protocolIdentifier, packetDeltaCount, octetDeltaCount,
+/// layer2OctetDeltaCount, flowStartMilliseconds, flowEndMilliseconds, with their length.
+const FIELDS: [(u16, u16); 8] = [
     (7, 2),
     (11, 2),
     (4, 1),
     (2, 8),
+    (1, 8),
     (352, 8),
     (152, 8),
     (153, 8),
 ];
 /// Bytes of a record, of IPv4 and of IPv6.
-const RECORD: [usize; 2] = [2 * 4 + 37, 2 * 16 + 37];
+const RECORD: [usize; 2] = [2 * 4 + 45, 2 * 16 + 45];
 const HEADER: usize = 16;
 /// Bytes of records in a message, with which it fits a frame of Ethernet.
 const LONGEST: usize = 1200;
@@ -257,10 +263,12 @@ mod tests {
             from: "192.0.2.1".parse().unwrap(),
             to: "192.0.2.2".parse().unwrap(),
             ports: (1024, 53),
+            has_ports: true,
         };
         let sum = Sum {
             packets: 3,
             bytes: 300,
+            ip_bytes: 258,
             first_ns: 1_000_999_999,
             last_ns: 2_000_000_000,
         };
@@ -277,6 +285,7 @@ mod tests {
         let message = message(7, 9, 0, &record);
         assert_eq!(message[..4], [0, 10, 0, message.len() as u8]);
         assert!(message.ends_with(&record));
-        assert_eq!(record[21..29], [0, 0, 0, 0, 0, 0, 1, 44][..8]);
+        assert_eq!(record[21..29], 258_u64.to_be_bytes());
+        assert_eq!(record[29..37], 300_u64.to_be_bytes());
     }
 }

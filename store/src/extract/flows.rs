@@ -14,8 +14,10 @@ pub struct Flow {
     pub from: IpAddr,
     /// Where they go.
     pub to: IpAddr,
-    /// Source and destination port of TCP, UDP and SCTP; 0 of others and of fragments after the first.
+    /// Source and destination port of TCP, UDP and SCTP, type and code of ICMP; 0 of others and of fragments after the first.
     pub ports: (u16, u16),
+    /// The ports are those of the packets.
+    pub has_ports: bool,
 }
 
 /// What a flow has sent.
@@ -25,6 +27,8 @@ pub struct Sum {
     pub packets: u64,
     /// Their bytes on the wire.
     pub bytes: u64,
+    /// Bytes of their IP packets, headers included.
+    pub ip_bytes: u64,
     /// Time of the first of them.
     pub first_ns: u64,
     /// Time of the last.
@@ -39,6 +43,11 @@ pub struct Flows {
 }
 
 impl Flow {
+    /// Type and code, if it is one of ICMP that has them.
+    pub fn icmp(&self) -> Option<(u16, u16)> {
+        (matches!(self.protocol, 1 | 58) && self.has_ports).then_some(self.ports)
+    }
+
     /// Of an Ethernet frame, after VLAN tags; `None` if it is not IP, or cut.
     pub fn of(frame: &[u8]) -> Option<Self> {
         let link = Link::of(frame, 12);
@@ -48,20 +57,38 @@ impl Flow {
             IPV4 => (v4(net, 12)?, v4(net, 16)?),
             _ => (v6(net, 8)?, v6(net, 24)?),
         };
-        let port = |at: usize| {
-            let port = net.get(carried.at + at..).and_then(<[u8]>::first_chunk);
-            port.map_or(0, |port| u16::from_be_bytes(*port))
-        };
-        let ports = match carried.protocol {
-            6 | 17 | 132 if !carried.later => (port(0), port(2)),
-            _ => (0, 0),
+        let head = net.get(carried.at..).unwrap_or_default();
+        let ports = match (carried.protocol, head) {
+            _ if carried.later => None,
+            (6 | 17 | 132, &[a, b, c, d, ..]) => {
+                Some((u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])))
+            }
+            (1 | 58, &[kind, code, ..]) => Some((kind.into(), code.into())),
+            _ => None,
         };
         Some(Self {
             protocol: carried.protocol,
             from,
             to,
-            ports,
+            ports: ports.unwrap_or_default(),
+            has_ports: ports.is_some(),
         })
+    }
+}
+
+/// Bytes of the IP packet in an Ethernet frame that was `wire_len` long, as far as its header tells: a super-frame's may not.
+fn ip_bytes(frame: &[u8], wire_len: u32) -> u64 {
+    let link = Link::of(frame, 12);
+    let net = link.network(frame);
+    let room = u64::from(wire_len).saturating_sub((frame.len() - net.len()) as u64);
+    let (at, more) = if link.ethertype == Some(IPV4) {
+        (2, 0)
+    } else {
+        (4, 40)
+    };
+    match net.get(at..).and_then(<[u8]>::first_chunk) {
+        Some(&len) if len != [0; 2] => (u64::from(u16::from_be_bytes(len)) + more).min(room),
+        _ => room,
     }
 }
 
@@ -92,6 +119,9 @@ impl Flows {
         }
         sum.packets += 1;
         sum.bytes += u64::from(packet.wire_len);
+        if flow.is_some() {
+            sum.ip_bytes += ip_bytes(packet.bytes, packet.wire_len);
+        }
         sum.first_ns = sum.first_ns.min(packet.ts_ns);
         sum.last_ns = sum.last_ns.max(packet.ts_ns);
     }
@@ -133,5 +163,8 @@ mod tests {
         for len in 0..frame.len() {
             Flow::of(&frame[..len]);
         }
+        // The length that its header tells, and never more than there was.
+        assert_eq!(ip_bytes(&frame, 1000), 140);
+        assert_eq!(ip_bytes(&frame, 100), 78);
     }
 }
