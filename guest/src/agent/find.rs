@@ -50,6 +50,20 @@ pub(super) struct Pool {
     pub(super) id: Option<Identity>,
 }
 
+impl Pool {
+    /// Takes over what its header says now; false if it is no pool any more.
+    pub(super) fn read_again(&mut self) -> bool {
+        let header = map(self.memory.as_fd(), FIRST_RING)
+            .ok()
+            .and_then(|region| PoolHeader::read(&region));
+        let Some(header) = header.filter(|header| header.len == self.header.len) else {
+            return false;
+        };
+        self.header = header;
+        true
+    }
+}
+
 /// A file, by its number and not only by its name, so that unplugging and plugging shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Identity {

@@ -10,7 +10,7 @@ use vnplug_ring::control::{Message, Role, VERSION};
 use super::AgentDevice;
 use super::channel::{Channel, Heard};
 use super::doorbell;
-use super::find::{Identity, Looked, find};
+use super::find::{Identity, Looked, Pool, find};
 use super::serve::{Agent, CHANNEL, DOORBELL};
 
 /// See the table in [`super`].
@@ -59,7 +59,13 @@ impl Agent {
                 server,
                 pool_id,
             } if version == VERSION => {
-                let ours = self.pools.iter().position(|pool| pool.header.id == pool_id);
+                let place = |pools: &[Pool]| pools.iter().position(|it| it.header.id == pool_id);
+                let mut ours = place(&self.pools);
+                if ours.is_none() {
+                    // Of a machine that moved with its memory another daemon has signed the pool.
+                    self.pools.retain_mut(Pool::read_again);
+                    ours = place(&self.pools);
+                }
                 let Some(ours) = ours else {
                     log::warn!("the host's pool {pool_id:#x} is not plugged in (yet)");
                     return self.close_channel();
@@ -205,6 +211,16 @@ impl Agent {
         self.lose("the doorbell is being unplugged");
         self.shunned = self.doorbell.take().map(|it| it.id.clone());
         self.greet();
+    }
+
+    /// Somebody at the other end does not know us, who knew us before: the machine moved there, with its channel.
+    pub(super) fn is_stranger(&mut self) {
+        // What was said before the answer to Hello is settled by that answer.
+        if self.phase == Phase::Up {
+            log::info!("another daemon is at the channel's other end");
+            self.lose("the machine moved");
+            self.greet();
+        }
     }
 
     pub(super) fn hear(&mut self) {

@@ -438,6 +438,7 @@ impl Agent {
                 }
             }
             Message::Backend(said) => self.of_back_end(said),
+            Message::Gone { port: 0, .. } => self.is_stranger(),
             Message::Gone { port, reason } => {
                 self.end_awaited(port, &reason);
                 if let Some(entry) = self.ports.remove(&port) {

@@ -457,6 +457,41 @@ fn ports_survive_a_restart_of_the_agent() {
 }
 
 #[test]
+fn an_application_reads_on_where_its_machine_went_with_its_memory() {
+    let guest = Guest::new("agent-moved");
+    let mut port = guest.open();
+    let greetings = || {
+        let shared = guest.server.lock();
+        let requests = shared.requests.iter();
+        let hellos = requests.filter_map(|(_, message)| match message {
+            Message::Hello { live, .. } => Some(live.clone()),
+            _ => None,
+        });
+        hellos.collect::<Vec<_>>()
+    };
+    assert_eq!(greetings(), [Vec::new()]);
+    guest.server.become_another(8);
+    let stranger = Message::Gone {
+        port: 0,
+        reason: "say Hello first".into(),
+    };
+    guest.server.garbage(&stranger.encode(0, 0));
+    eventually("the port is reopened", || {
+        port.wait(Some(Duration::from_millis(50))).unwrap();
+        assert!(matches!(port.next(), Ok(Next::Nothing)));
+        port.stats().is_ok_and(|stats| stats.own.reopened == 1)
+    });
+    guest.server.send(port.number(), 0, &[b"there"]);
+    assert_eq!(receive(&mut port), (b"there".to_vec(), flags::GAP));
+    // What it still mapped of the pool was named.
+    let greetings = greetings();
+    assert!(
+        greetings.len() == 2 && !greetings[1].is_empty(),
+        "{greetings:?}"
+    );
+}
+
+#[test]
 fn a_host_that_does_not_answer_is_unavailable_and_not_a_hang() {
     let guest = Guest::new("agent-mute");
     drop(guest.open());

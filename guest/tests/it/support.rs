@@ -65,6 +65,7 @@ struct Side {
 
 struct Pool {
     region: Region,
+    len: u64,
     next: u64,
     id: u64,
 }
@@ -122,17 +123,12 @@ impl Server {
     /// Speaks over a VM's control channel, rings in `pool`.
     pub(crate) fn on_channel(channel: UnixStream, pool: &OwnedFd, pool_len: u64, id: u64) -> Self {
         let region = vnplug::map_memory(pool.as_fd(), pool_len).unwrap();
-        let header = PoolHeader {
-            len: pool_len,
-            id,
-            name: "test".into(),
-        };
-        header.write(&region);
         let shared = Shared {
             queues: 1,
             channel: Some(channel.try_clone().unwrap()),
             pool: Some(Pool {
                 region,
+                len: pool_len,
                 next: FIRST_RING,
                 id,
             }),
@@ -143,6 +139,7 @@ impl Server {
             path: PathBuf::new(),
             shared: Arc::clone(&shared),
         };
+        server.become_another(id);
         std::thread::spawn(move || serve(&shared, channel, 0));
         server
     }
@@ -194,6 +191,20 @@ impl Server {
             .or(shared.channel.as_ref())
             .unwrap();
         write_with_fds(to, &bytes, &[]);
+    }
+
+    /// Is another daemon from now on, which knows nobody and has signed the pool with its own number.
+    pub(crate) fn become_another(&self, id: u64) {
+        let mut shared = self.lock();
+        shared.ports.clear();
+        let pool = shared.pool.as_mut().unwrap();
+        pool.id = id;
+        let header = PoolHeader {
+            len: pool.len,
+            id,
+            name: "test".into(),
+        };
+        header.write(&pool.region);
     }
 
     /// Raw bytes to the agent.

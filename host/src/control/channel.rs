@@ -17,6 +17,8 @@ use vnplug_os::closer::PeerFd;
 use vnplug_os::event;
 use vnplug_os::peer_log;
 
+/// What is asked of who has not said Hello.
+pub(super) const GREET_FIRST: &str = "say Hello first";
 /// Why a VM that is held has no ports.
 pub(super) const MOVES: &str = "the machine moves";
 
@@ -155,16 +157,17 @@ impl Control {
         let word = if held { "held" } else { "let go" };
         log::info!(target: "vm", "VM {name:?} is {word}");
         if !held {
-            vm.held = None;
+            vm.set_held(None, &self.vms.dirs.state)?;
             return Ok(ready);
         }
-        let read = vm.held.get_or_insert_default();
+        let mut read = vm.held().cloned().unwrap_or_default();
         let viewer = Peer::Vm(name.to_owned());
         let mut over = Vec::new();
         for (port, source) in self.hub.read_by(&viewer) {
             over.push((port, viewer.clone()));
             read.insert(source.to_owned());
         }
+        vm.set_held(Some(read), &self.vms.dirs.state)?;
         for (port, _) in &over {
             vm.places.linger(self.hub.places_of(*port));
         }
@@ -295,6 +298,8 @@ impl Control {
             session.expect_acknowledgements();
         }
         let token = self.sessions.add(session);
+        // A machine of User-mode Linux stays where it is.
+        let may_have_moved = self.vms.get(name).is_some_and(|vm| vm.kind() != "uml");
         if let Some(vm) = self.vms.get_mut(name) {
             vm.channel = token;
             peer_log!(
@@ -302,6 +307,25 @@ impl Control {
                 "vm",
                 "VM {name:?}: its control channel is open"
             );
+        }
+        if let Some(token) = token.filter(|_| may_have_moved) {
+            self.ask_for_greeting(token);
+        }
+    }
+
+    /// Asks whoever hears this channel to say Hello: the agent of a machine that came here with its memory and its
+    /// devices takes us for the daemon that it spoke to elsewhere.
+    fn ask_for_greeting(&mut self, token: u64) {
+        let Some(session) = self.sessions.get_mut(token) else {
+            return;
+        };
+        let request = Message::Gone {
+            port: 0,
+            reason: GREET_FIRST.into(),
+        };
+        match session.say(&request, 0, 0, Vec::new()) {
+            Ok(()) => self.sessions.rearm(token),
+            Err(over) => self.end(token, &over),
         }
     }
 

@@ -7,7 +7,7 @@ use vnplug_ring::control::wire::{Header, Malformed};
 use vnplug_ring::control::{Backend, Message, Programs, Role, VERSION, code};
 
 use super::Control;
-use super::channel::{Attaching, MOVES};
+use super::channel::{Attaching, GREET_FIRST, MOVES};
 use super::session::Over;
 use super::waiting::{Then, Whom};
 use crate::hub::policy::Sight;
@@ -62,7 +62,7 @@ impl Control {
             Message::Hello { .. } => self.hello(whom, &viewer, message, frame),
             Message::Ack { bytes } if session.channel => self.acknowledged(token, bytes),
             _ if !session.greeted => {
-                let refusal = Refusal::new(code::PROTOCOL, "say Hello first");
+                let refusal = Refusal::new(code::PROTOCOL, GREET_FIRST);
                 self.sessions.answer(whom, Err(refusal))
             }
             Message::AppGone | Message::Kick(_) | Message::Release(_) if session.channel => {
@@ -346,6 +346,7 @@ impl Control {
         if role == Role::Agent
             && let Some(vm) = self.vms.of_mut(viewer)
         {
+            vm.sign();
             vm.places.release_all();
             vm.places.linger(&live);
             vm.heard = vectors;

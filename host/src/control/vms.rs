@@ -70,7 +70,7 @@ impl Vms {
 
     /// Whether this viewer is a VM that is held: nothing is opened for it.
     pub(super) fn is_held(&self, viewer: &Peer) -> bool {
-        self.of(viewer).is_some_and(|vm| vm.held.is_some())
+        self.of(viewer).is_some_and(|vm| vm.held().is_some())
     }
 
     /// What a VM was granted when it was attached.
@@ -231,7 +231,7 @@ impl Vms {
 
 fn counted(vm: &Vm, session: Option<&Session>, (devices, grown): (usize, u64)) -> Counted {
     let state = match session {
-        _ if vm.held.is_some() => "held",
+        _ if vm.held().is_some() => "held",
         Some(session) if session.greeted => "ready",
         Some(_) => "connected",
         None => "waiting",
@@ -256,7 +256,7 @@ fn counted(vm: &Vm, session: Option<&Session>, (devices, grown): (usize, u64)) -
         ("kind".into(), vm.kind().into()),
         ("state".into(), state.into()),
     ];
-    if let Some(read) = &vm.held {
+    if let Some(read) = vm.held() {
         let read: Vec<&str> = read.iter().map(String::as_str).collect();
         labels.push(("read".into(), read.join(" ")));
     }

@@ -49,8 +49,6 @@ pub(crate) struct Vm {
     pub(crate) pool_id: u64,
     pub(crate) places: Places,
     pub(crate) listener: PeerFd,
-    /// No port is opened for it, for it moves: its memory is being unplugged. What its ports read until then.
-    pub(crate) held: Option<BTreeSet<String>>,
     /// Token of the connection that is its control channel.
     pub(crate) channel: Option<u64>,
     pub(crate) bells: HashMap<u32, VmBell>,
@@ -134,11 +132,7 @@ impl Vm {
 
     fn open(record: Record, (file, watch): Pool, id: u64, dirs: &Dirs) -> io::Result<Self> {
         let (region, front) = parted(&record, &file)?;
-        let header = PoolHeader {
-            len: record.pool_bytes,
-            id,
-            name: record.name.clone(),
-        };
+        let header = record.header(id);
         header.write(&region);
         if let Some(front) = &front {
             pmem::write_header(front, record.pool_bytes, id);
@@ -164,7 +158,6 @@ impl Vm {
             watch,
             pool_id: header.id,
             listener,
-            held: None,
             channel: None,
             bells: HashMap::new(),
             board: None,
@@ -289,6 +282,7 @@ impl Vm {
         let record = Record {
             allow: spec.allow.iter().map(grant).collect(),
             owner: spec.owner.to_string(),
+            held: None,
             ..self.record.clone()
         };
         // What a restarted daemon would not know is not so now.
@@ -296,12 +290,45 @@ impl Vm {
             .save(state)
             .map_err(|error| Refusal::new(code::INTERNAL, error.to_string()))?;
         self.record = record;
-        self.held = None;
         if let Some(front) = &self.front {
             // Before it may be plugged (again): root in the guest may write it.
             pmem::write_header(front, self.record.pool_bytes, self.pool_id);
         }
         Ok(())
+    }
+
+    /// What its ports read until it was held: no port is opened for it, for it moves. `None`: it is not held.
+    pub(crate) fn held(&self) -> Option<&BTreeSet<String>> {
+        self.record.held.as_ref()
+    }
+
+    /// It is held from now on, or no more; the next daemon knows it, too.
+    ///
+    /// # Errors
+    /// [`Refusal`]: it cannot be written down; nothing was changed.
+    pub(crate) fn set_held(
+        &mut self,
+        held: Option<BTreeSet<String>>,
+        state: &Path,
+    ) -> Result<(), Refusal> {
+        if self.record.held == held {
+            return Ok(());
+        }
+        let record = Record {
+            held,
+            ..self.record.clone()
+        };
+        record
+            .save(state)
+            .map_err(|error| Refusal::new(code::INTERNAL, error.to_string()))?;
+        self.record = record;
+        Ok(())
+    }
+
+    /// Writes the first page of its pool again: a machine that came here with its memory brought the page of the
+    /// pool that it had elsewhere.
+    pub(crate) fn sign(&self) {
+        self.record.header(self.pool_id).write(&self.region);
     }
 
     /// Whether each of its ports is to have a device of its own, and none a place in the pool.

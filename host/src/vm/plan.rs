@@ -76,6 +76,7 @@ impl VmPlan {
             groups: groups.into_iter().map(|(group, _)| group).collect(),
             apart: false,
             pmem: spec.kind == VmKind::QemuPmem,
+            held: None,
         };
         Ok(Self { record, new_groups })
     }

@@ -1,5 +1,6 @@
 //! What is written down of a VM, and what the next daemon makes of it.
 
+use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -7,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use vnplug_ring::control::{Grant, VmKind};
 use vnplug_ring::pmem;
+use vnplug_ring::pool::PoolHeader;
 
 use super::arenas::GroupRecord;
 use super::dirs::{Dirs, check_pool, record_path, records, remove_all};
@@ -32,6 +34,9 @@ pub(super) struct Record {
     /// Its pool is a virtio-pmem device.
     #[serde(default)]
     pub(super) pmem: bool,
+    /// No port is opened for it, for it moves; and what its ports read.
+    #[serde(default)]
+    pub(super) held: Option<BTreeSet<String>>,
 }
 
 impl Record {
@@ -50,6 +55,15 @@ impl Record {
             (true, _) => VmKind::Uml,
             (false, true) => VmKind::QemuPmem,
             (false, false) => VmKind::Qemu,
+        }
+    }
+
+    /// The first page of its pool, whose number is `id`.
+    pub(super) fn header(&self, id: u64) -> PoolHeader {
+        PoolHeader {
+            len: self.pool_bytes,
+            id,
+            name: self.name.clone(),
         }
     }
 
