@@ -12,7 +12,7 @@ use crate::{qemu, text, uml};
 #[derive(Debug, Subcommand)]
 pub(crate) enum Attach {
     /// A running QEMU, by hot-plug over its monitor socket
-    Qemu(qemu::Attach),
+    Qemu(Box<qemu::Attach>),
     /// A User-mode Linux, which is started by this command
     Uml(uml::Attach),
 }

@@ -1,5 +1,5 @@
 //! A machine moves from one QEMU to another and back, each attached to a daemon of its own, while an application
-//! in it reads. With `VNPLUG_LONG=1` a hundred times, with figures.
+//! in it reads; its pool is unplugged meanwhile, or goes along. With `VNPLUG_LONG=1` a hundred times, with figures.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashMap;
@@ -32,7 +32,8 @@ struct Mark {
 }
 
 impl Rig {
-    fn new() -> Self {
+    /// The machine is attached with these options, too.
+    fn new(how: &[&str]) -> Self {
         let lab = Lab::new().unwrap();
         // Each generator numbers its own packets, and names its run.
         let source = ["--source", "lab=gen,pps=1000,size=100"];
@@ -42,7 +43,7 @@ impl Rig {
             ..QemuConfig::default()
         };
         let guest = Qemu::boot(&lab, config()).unwrap_or_else(|error| panic!("{error}"));
-        attached::plug(&daemons[0], &guest, "vm", &[]).unwrap_or_else(|error| panic!("{error}"));
+        attached::plug(&daemons[0], &guest, "vm", how).unwrap_or_else(|error| panic!("{error}"));
         let agent = attached::agent(&guest).unwrap_or_else(|error| panic!("{error}"));
         // It runs on, and its answer goes to whoever listens.
         drop(agent);
@@ -115,8 +116,20 @@ impl Rig {
         figures
     }
 
-    /// Ends the reader, and judges what it has written. The marks of gaps.
+    /// Ends the reader, and judges what it has written, all of it. The marks of gaps.
     fn finish(self) -> Vec<Mark> {
+        let (marks, read) = self.marks();
+        let delivered: u64 = self.daemons.iter().map(delivered).sum();
+        // What was published before the machine left was read before its memory went; but for a packet that came
+        // in the moment when the port closed.
+        let unread = delivered - read;
+        println!("{unread} of {delivered} packets were published and not read");
+        assert!(unread <= marks.len() as u64, "{unread} of {delivered}");
+        marks
+    }
+
+    /// Ends the reader, and judges what it has written. The marks of gaps, and how much it read.
+    fn marks(&self) -> (Vec<Mark>, u64) {
         // It reads what is published, and then no more comes.
         let mut client = vnplug::Client::connect_to(&self.daemon().socket()).unwrap();
         client.hold_vm("vm", 0, true).unwrap();
@@ -129,7 +142,6 @@ impl Rig {
                    cat /tmp/status /tmp/said";
         let said = self.run(end);
         assert!(said.starts_with('0'), "{said}");
-        let delivered: u64 = self.daemons.iter().map(delivered).sum();
         let file = self.lab.dir().join("seen.pcapng");
         self.guest
             .pull("/tmp/seen.pcapng", &file, PATIENCE)
@@ -168,12 +180,7 @@ impl Rig {
             assert_eq!(packet.lost, 0, "packet {read}");
             before = Some((run, seq, packet.ts_ns));
         }
-        // What was published before the machine left was read before its memory went; but for a packet that came
-        // in the moment when the port closed.
-        let unread = delivered - read;
-        println!("{unread} of {delivered} packets were published and not read");
-        assert!(unread <= marks.len() as u64, "{unread} of {delivered}");
-        marks
+        (marks, read)
     }
 }
 
@@ -219,11 +226,20 @@ fn on_the_way(rig: &Rig, target: &(Guest, String)) -> Child {
 
 #[test]
 fn a_reader_goes_on_where_the_machine_goes() {
+    go_to_and_fro(&[]);
+}
+
+#[test]
+fn a_reader_goes_on_where_the_machine_goes_with_its_memory() {
+    go_to_and_fro(&["--movable"]);
+}
+
+fn go_to_and_fro(how: &[&str]) {
     let rounds = match std::env::var_os("VNPLUG_LONG") {
         Some(_) => 100,
         None => 2,
     };
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(how);
     let mut figures = Vec::new();
     for _ in 0..rounds {
         figures.push(rig.move_on());
@@ -233,12 +249,22 @@ fn a_reader_goes_on_where_the_machine_goes() {
     assert!(marks.iter().all(|mark| mark.moved));
     let ms = |mark: &Mark| mark.away.as_secs_f64() * 1e3;
     let of = |value: &Value, key: &str| value[key].as_f64().unwrap();
-    let mut beyond: Vec<f64> = Vec::new();
     for (mark, told) in marks.iter().zip(&figures) {
-        println!("{:.1} ms without packets; {told}", ms(mark));
-        beyond.push(ms(mark) - of(told, "qemu_total_ms"));
+        println!("{how:?}: {:.1} ms without packets; {told}", ms(mark));
     }
-    tell("without packets, beyond QEMU's own time", &mut beyond);
+    for (what, of_qemu) in [
+        ("without packets, beyond QEMU's own time", "qemu_total_ms"),
+        (
+            "without packets, beyond QEMU's down time",
+            "qemu_downtime_ms",
+        ),
+    ] {
+        let told = marks.iter().zip(&figures);
+        let mut beyond: Vec<f64> = told
+            .map(|(mark, told)| ms(mark) - of(told, of_qemu))
+            .collect();
+        tell(what, &mut beyond);
+    }
     tell(
         "without packets",
         &mut marks.iter().map(ms).collect::<Vec<_>>(),
@@ -269,7 +295,7 @@ fn tell(what: &str, all: &mut [f64]) {
 
 #[test]
 fn a_move_that_fails_leaves_the_machine_attached_where_it_is() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(&[]);
 
     // The daemon there grants nothing: nothing is done here, and nothing is left there.
     let target = rig.waiting();
@@ -331,4 +357,53 @@ fn a_move_that_fails_leaves_the_machine_attached_where_it_is() {
     let marks = rig.finish();
     let moved: Vec<bool> = marks.iter().map(|mark| mark.moved).collect();
     assert_eq!(moved, [false, false, true, false]);
+}
+
+#[test]
+fn a_move_with_memory_that_fails_leaves_it_and_its_channel_where_they_are() {
+    let mut rig = Rig::new(&["--movable"]);
+
+    // Refused before the other QEMU has devices that it cannot let go of.
+    let target = rig.waiting();
+    let text = refused(&rig.command(&target, &[]).output().unwrap());
+    assert!(text.contains("the target refuses"), "{text}");
+    rig.run("kill -STOP $(cat /tmp/pid)");
+    let stuck = ["--allow", "*", "--timeout", "1s"];
+    let text = refused(&rig.command(&target, &stuck).output().unwrap());
+    assert!(text.contains("still map"), "{text}");
+    rig.run("kill -CONT $(cat /tmp/pid)");
+    rig.await_packets();
+    assert!(rig.daemons[1].audit().iter().all(|it| it.kind != "vm"));
+
+    // The other QEMU dies half way.
+    let child = on_the_way(&rig, &target);
+    target.0.kill();
+    let text = refused(&child.wait_with_output().unwrap());
+    assert!(text.contains("attached here as before"), "{text}");
+    rig.await_packets();
+    assert!(rig.daemons[1].audit().iter().all(|it| it.kind != "vm"));
+
+    // The command and the daemon here are killed half way. The next daemon opens no port either, for QEMU would not
+    // see what it writes; and the next command ends what was begun.
+    let target = rig.waiting();
+    let mut child = on_the_way(&rig, &target);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let daemon = &mut rig.daemons[rig.at];
+    daemon.kill();
+    daemon.launch().unwrap();
+    eventually("the next daemon opens no port", || {
+        let said = rig.run("vnplug count host:lab -t 1 2>&1; true");
+        assert!(!said.contains("packets"), "{said}");
+        said.contains("the machine moves")
+    });
+    assert_eq!(state(rig.daemon()), "held");
+    slow_down(&rig.guest, 1 << 30);
+    succeeded(&rig.command(&target, &["--allow", "*"]).output().unwrap());
+    rig.moved_to(target);
+
+    // What a daemon delivered that was killed nobody counts.
+    let (marks, _) = rig.marks();
+    let moved: Vec<bool> = marks.iter().map(|mark| mark.moved).collect();
+    assert_eq!(moved, [false, false, true]);
 }

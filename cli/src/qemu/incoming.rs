@@ -3,7 +3,9 @@
 //! ```text
 //! prepared   the daemon knows the VM, its memory and its channel are in QEMU; its devices are not: QEMU takes
 //!            none that the stream does not bring                                        says READY
-//! come       the machine runs here: the devices are plugged                             says what attach says
+//! plugged    only of a movable machine, and when asked to: its devices, whose contents the stream brings
+//!                                                                                       says PLUGGED
+//! come       the machine runs here: the devices (that are missing) are plugged          says what attach says
 //! ```
 //!
 //! Everything that can be refused is refused before READY, while the machine still runs where it was.
@@ -21,12 +23,15 @@ use vnplug_ring::control::{HOST_PREFIX, VmReady};
 use super::monitor::{Monitor, MonitorError};
 use super::parts::{self, Kind, Part};
 use super::slots::{self, DeviceAddress};
-use super::{Attach, QMP_LIMIT, access};
+use super::{Attach, access};
 use crate::failure::{Failure, OK, Outcome};
 use crate::{out, sys};
 
 /// What is said when the machine may come.
 pub(super) const READY: &str = "is prepared, the machine may come";
+/// What is said to it on its standard input when a movable machine is about to come, and its answer.
+pub(super) const PLUG: &str = "plug";
+pub(super) const PLUGGED: &str = "has its devices";
 /// What is said to it on its standard input when the machine does not come.
 pub(super) const CANCEL: &str = "cancel";
 /// Between looks at QEMU, where no event comes.
@@ -34,10 +39,16 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long a machine may not begin to come whose `vnplug migrate` has ended. Once it comes, QEMU needs nobody.
 const ORPHAN: Duration = Duration::from_secs(1);
 
+/// How long a daemon may take to start.
+const STARTS: Duration = Duration::from_secs(10);
+/// How long a QEMU is asked to unplug devices in which no machine runs yet: it lets go of none.
+const GONE: Duration = Duration::from_secs(1);
+
 /// How the waiting ended.
 #[derive(PartialEq, Eq)]
 enum Waited {
     Come,
+    Plug,
     Cancelled,
 }
 
@@ -49,8 +60,13 @@ pub(super) fn source_of(device: &str) -> &str {
 
 impl Attach {
     /// Prepares, says so, waits and attaches; one that has come already is attached at once.
-    pub(super) fn attach_incoming(&self, monitor: &mut dyn Monitor, mut client: Client) -> Outcome {
+    pub(super) fn attach_incoming(
+        &self,
+        monitor: &mut dyn Monitor,
+        connect: &dyn Fn() -> Result<Client, Failure>,
+    ) -> Outcome {
         let name = &self.vm.name;
+        let mut client = connect()?;
         if let Some(status) = has_come(monitor)? {
             if !self.come {
                 // Another machine's, which would read what this one may.
@@ -65,8 +81,17 @@ impl Attach {
         }
         sys::catch_signals();
         let owner = access::identity(monitor)?;
-        let parts = parts::parts(name, self.doorbell > 0, self.groups.len());
         let present = parts::present(monitor)?;
+        let parts = self.parts(&present);
+        if !self.come
+            && parts
+                .iter()
+                .any(|it| it.is_device() && present.contains(&it.id))
+        {
+            let text = "the QEMU that waits has devices of a move that did not come about, and cannot let go of \
+                        them: end it, and start it again";
+            return Err(Failure::about(name, text));
+        }
         let is_prepared = parts.iter().any(|part| present.contains(&part.id));
         let missing: Vec<&Part> = parts
             .iter()
@@ -89,23 +114,41 @@ impl Attach {
         }
         out::line(&format!("{name}: {READY}"))?;
         let words = words();
-        match wait(monitor, &words) {
+        let ended = loop {
+            match wait(monitor, &words) {
+                Ok(Waited::Plug) => {
+                    let going: Vec<&Part> = parts.iter().filter(|it| it.goes_along()).collect();
+                    let devices: Vec<&Part> =
+                        going.into_iter().filter(|it| it.is_device()).collect();
+                    if let Err(failure) = self.plug(monitor, &devices, &ready, self.places.clone())
+                    {
+                        self.forget(&mut connect()?, owner);
+                        return Err(failure);
+                    }
+                    out::line(&format!("{name}: {PLUGGED}"))?;
+                }
+                ended => break ended,
+            }
+        };
+        match ended {
+            // The daemon may have been restarted meanwhile, and be about to listen.
             Ok(Waited::Come) => {
+                let client = patiently(connect)?;
                 self.attach_pool(monitor, &self.buses, client)?;
                 Ok(OK)
             }
-            Ok(Waited::Cancelled) => {
-                let left = parts::remove(monitor, &parts, QMP_LIMIT)?;
-                self.forget(&mut client, owner);
-                if left.is_empty() {
-                    out::note(&format!(
-                        "{name}: the machine does not come; nothing is left here"
-                    ));
-                }
+            Ok(Waited::Cancelled | Waited::Plug) => {
+                let left = parts::remove(monitor, &parts, GONE)?;
+                self.forget(&mut patiently(connect)?, owner);
+                let what = match left.is_empty() {
+                    true => "nothing is left here",
+                    false => "the QEMU that waits cannot let go of its devices: end it",
+                };
+                out::note(&format!("{name}: the machine does not come; {what}"));
                 Ok(OK)
             }
             Err(error) => {
-                self.forget(&mut client, owner);
+                self.forget(&mut patiently(connect)?, owner);
                 Err(Failure::about(
                     name,
                     format!("the machine did not come: {error}"),
@@ -144,6 +187,17 @@ impl Attach {
     }
 }
 
+/// A connection to a daemon that may just be starting.
+fn patiently(connect: &dyn Fn() -> Result<Client, Failure>) -> Result<Client, Failure> {
+    let until = Instant::now() + STARTS;
+    loop {
+        match connect() {
+            Err(_) if Instant::now() < until => std::thread::sleep(LOOK),
+            other => return other,
+        }
+    }
+}
+
 /// What the machine does in this QEMU, if there is one.
 fn has_come(monitor: &mut dyn Monitor) -> Result<Option<String>, MonitorError> {
     let answer = monitor.execute("query-status", json!({}))?;
@@ -166,6 +220,7 @@ fn wait(monitor: &mut dyn Monitor, words: &Receiver<String>) -> Result<Waited, M
             return Ok(Waited::Come);
         }
         let cancelled = match words.try_recv() {
+            Ok(word) if word == PLUG => return Ok(Waited::Plug),
             Ok(word) => word == CANCEL,
             Err(TryRecvError::Empty) => false,
             Err(TryRecvError::Disconnected) => {

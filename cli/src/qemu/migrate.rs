@@ -11,6 +11,18 @@
 //! of its own; the agent takes only the one that its channel names, so nothing that was left in a pool is ever read
 //! as new.
 //!
+//! A machine that was attached `--movable` keeps its pool and its channel, and QEMU sends the pool like its other
+//! memory:
+//!
+//! ```text
+//! target prepared ── held ── target plugged ── QEMU migrates ── its agent greets there ── forgotten here
+//! ```
+//!
+//! QEMU does not see what the daemon writes into the pool, so what is sent would be a mixture of times. Hence no port
+//! of the machine is open from before QEMU begins until the machine runs there: the daemon writes nothing, also one
+//! that was restarted meanwhile. There the daemon has a number of its own for the pool, and asks the agent to
+//! greet; no ring of before is used again.
+//!
 //! Each step can be told from QEMU and the daemon: a command that was killed is run again, and goes on.
 
 use std::collections::BTreeSet;
@@ -28,6 +40,7 @@ use super::incoming::source_of;
 use super::monitor::{Monitor, MonitorError};
 use super::parts::{self, Kind, Part};
 use super::qmp::Qmp;
+use super::slots::DeviceAddress;
 use super::target::{self, Target};
 use super::{QMP_LIMIT, access, blocks, nic, numbers_grown, pending, pmem, slots};
 use crate::failure::{Failure, OK, Outcome, PENDING};
@@ -46,7 +59,8 @@ Examples:
 The other QEMU waits (-incoming unix:/run/b.mig, or tcp:0:4444) with the same machine as this one. Its daemon's
 configuration and --allow say what the VM may see there; that is checked before anything is changed here.
 Applications in the guest read on; the first packet there has the mark of a gap. While QEMU copies the memory
-nothing is captured: QEMU does not migrate while shared memory is plugged.
+nothing is captured: QEMU does not migrate while shared memory is plugged, or, of a machine that was attached
+--movable, does not see what is written into it.
 If it fails the VM is attached here as before. If it is killed, run it again: it goes on where it was.
 Afterwards the old QEMU is stopped (postmigrate): end it.")]
 pub(crate) struct Migrate {
@@ -89,7 +103,7 @@ pub(crate) struct Migrate {
 
 /// Where the machine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+pub(super) enum Standing {
     /// Here, and no migration is under way.
     Here,
     /// On its way.
@@ -107,16 +121,29 @@ struct Times {
     plugged: Duration,
 }
 
+/// What of the machine goes along with it, which its other QEMU must have beforehand.
+struct Along {
+    /// Bytes of its pool.
+    pool: u64,
+    /// Where the pool's device is, then the channel's.
+    places: [DeviceAddress; 2],
+}
+
+/// How a daemon is reached; it may be restarted while a machine moves.
+type Connect<'a> = &'a dyn Fn() -> Result<Client, Failure>;
+
 impl Migrate {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
+        let connect: Connect<'_> = &connect;
         let mut qemu = Qmp::connect(&self.qmp, QMP_LIMIT)?;
-        let mut client = connect()?;
         sys::catch_signals();
         let owner = access::identity(&mut qemu)?;
         let begun = Instant::now();
         let mut times = Times::default();
+        let along = self.goes_along(&mut qemu)?;
+        let along = along.as_ref();
         let target = match standing(&mut qemu)?.0 {
-            Standing::Here => Some(self.send(&mut qemu, &mut client, owner, &mut times)?),
+            Standing::Here => Some(self.send(&mut qemu, connect, owner, along, &mut times)?),
             // An earlier command was killed.
             Standing::Moving | Standing::Gone => None,
         };
@@ -124,59 +151,109 @@ impl Migrate {
         let told = match self.await_end(&mut qemu) {
             Ok(told) => told,
             Err(failure) => {
-                return Err(self.give_up(&mut qemu, &mut client, owner, target, failure));
+                return Err(self.give_up(&mut qemu, connect, owner, target, failure));
             }
         };
         times.moved = moving.elapsed();
         let moved = Instant::now();
         let mut target = match target {
             Some(target) => target,
-            None => self.find_target()?,
+            None => self.find_target(along)?,
         };
         let attached = target
             .await_attached(ATTACHED_LIMIT)
             .map_err(|failure| self.stranded(&failure))?;
         times.plugged = moved.elapsed();
-        match client.detach_own_vm(&self.vm.name, owner) {
-            Ok(()) => {}
-            Err(vnplug::Error::Refused { code, .. }) if code == code::NOT_FOUND => {}
-            Err(error) => out::note(&format!(
-                "{}: the daemon here did not forget it: {error}",
+        if let Err(failure) = self.forget(connect, owner) {
+            let why = failure.line();
+            out::note(&format!(
+                "{}: the daemon here did not forget it: {why}",
                 self.vm.name
-            )),
+            ));
         }
         self.tell(&times, begun.elapsed(), &told, &attached)
     }
 
-    /// Has the target prepared, takes everything out of this QEMU, and has it send the machine. If any of that
-    /// fails the machine is attached here as before.
+    /// The daemon here forgets the machine, if it knows it.
+    fn forget(&self, connect: Connect<'_>, owner: u64) -> Result<(), Failure> {
+        match connect()?.detach_own_vm(&self.vm.name, owner) {
+            Err(vnplug::Error::Refused { code, .. }) if code == code::NOT_FOUND => Ok(()),
+            told => Ok(told?),
+        }
+    }
+
+    /// What QEMU sends of the attachment; nothing if the machine was not attached `--movable`.
+    fn goes_along(&self, qemu: &mut Qmp) -> Result<Option<Along>, Failure> {
+        let name = &self.vm.name;
+        let present = parts::present(qemu)?;
+        if !parts::is_movable(qemu, name, &present)? {
+            return Ok(None);
+        }
+        let memory = format!("/objects/vnplug-{name}-mem");
+        let size = json!({"path": memory, "property": "size"});
+        let pool = qemu.execute("qom-get", size)?.as_u64().unwrap_or_default();
+        if self.vm.pool > 0 && self.vm.pool != pool {
+            let text = format!(
+                "has a pool of {pool} bytes, which goes along: leave out --pool, or detach it and attach it anew"
+            );
+            return Err(Failure::about(name, text));
+        }
+        let place = |qemu: &mut Qmp, part| slots::place_of(qemu, &format!("vnplug-{name}-{part}"));
+        let places = [place(qemu, "shm")?, place(qemu, "ser")?];
+        Ok(Some(Along { pool, places }))
+    }
+
+    /// Has the target prepared, takes everything out of this QEMU that does not go along, and has it send the
+    /// machine. If any of that fails the machine is attached here as before.
     fn send(
         &self,
         qemu: &mut Qmp,
-        client: &mut Client,
+        connect: Connect<'_>,
         owner: u64,
+        along: Option<&Along>,
         times: &mut Times,
     ) -> Result<Target, Failure> {
         self.refuse_what_stays(qemu)?;
-        let needs = self.needs(client)?;
-        let mut target = Target::start(self.command(&needs, false)?)?;
+        let mut client = connect()?;
+        let needs = self.needs(&mut client)?;
+        let mut target = Target::start(self.command(&needs, along, false)?)?;
         let begun = target.await_ready(READY_LIMIT).and_then(|()| {
-            self.let_go(qemu, client, owner, times)?;
+            self.let_go(qemu, &mut client, owner, along, times)?;
+            if along.is_some() {
+                self.refuse_what_cannot_go_along(qemu)?;
+                target.plug(READY_LIMIT)?;
+            }
             qemu.execute("migrate", json!({"uri": self.to}))?;
             Ok(())
         });
         match begun {
             Ok(()) => Ok(target),
-            Err(failure) => Err(self.give_up(qemu, client, owner, Some(target), failure)),
+            Err(failure) => Err(self.give_up(qemu, connect, owner, Some(target), failure)),
         }
+    }
+
+    /// What QEMU would say no to when the other one has its devices, which it cannot let go of.
+    fn refuse_what_cannot_go_along(&self, qemu: &mut Qmp) -> Result<(), Failure> {
+        let told = qemu.execute("query-migrate", json!({}))?;
+        if let Some(reason) = told["blocked-reasons"][0].as_str() {
+            return Err(Failure::about(&self.vm.name, format!("QEMU: {reason}")));
+        }
+        let switches = qemu.execute("query-migrate-capabilities", json!({}))?;
+        let is_on = |it: &Value| it["capability"] == "postcopy-ram" && it["state"] == true;
+        if switches.as_array().is_some_and(|all| all.iter().any(is_on)) {
+            // Pages of the pool would come when it is in use.
+            let text = "does not move with its memory by postcopy: switch postcopy-ram off";
+            return Err(Failure::about(&self.vm.name, text));
+        }
+        Ok(())
     }
 
     /// The target of a machine that is there already. What an earlier command started there may still hold the
     /// monitor, and be about to attach it.
-    fn find_target(&self) -> Result<Target, Failure> {
+    fn find_target(&self, along: Option<&Along>) -> Result<Target, Failure> {
         let deadline = Instant::now() + READY_LIMIT;
         loop {
-            let mut target = Target::start(self.command(&BTreeSet::new(), true)?)?;
+            let mut target = Target::start(self.command(&BTreeSet::new(), along, true)?)?;
             match target.await_ready(READY_LIMIT) {
                 Ok(()) => return Ok(target),
                 Err(refusal) if Instant::now() >= deadline => return Err(self.stranded(&refusal)),
@@ -237,6 +314,7 @@ impl Migrate {
     fn command(
         &self,
         needs: &BTreeSet<String>,
+        along: Option<&Along>,
         has_come: bool,
     ) -> Result<std::process::Command, Failure> {
         let mut words: Vec<String> = Vec::new();
@@ -249,8 +327,12 @@ impl Migrate {
         option("attach", "qemu");
         option("--name", &self.vm.name);
         option("--qmp", &self.target_qmp.to_string_lossy());
-        if self.vm.pool > 0 {
-            option("--pool", &self.vm.pool.to_string());
+        let pool = along.map_or(self.vm.pool, |along| along.pool);
+        if pool > 0 {
+            option("--pool", &pool.to_string());
+        }
+        for place in along.iter().flat_map(|along| &along.places) {
+            option("--place", &place.to_string());
         }
         for grant in &self.vm.allow {
             match grant.filter.as_str() {
@@ -265,18 +347,23 @@ impl Migrate {
             option("--qemu-user", user);
         }
         words.push("--incoming".to_owned());
+        if along.is_some() {
+            words.push("--movable".to_owned());
+        }
         if has_come {
             words.push("--come".to_owned());
         }
         target::command(self.ssh.as_deref(), &words)
     }
 
-    /// Has the applications and then the guest's kernel let go, and takes everything out of this QEMU.
+    /// Has the applications and then the guest's kernel let go, and takes everything out of this QEMU that does not
+    /// go along.
     fn let_go(
         &self,
         qemu: &mut Qmp,
         client: &mut Client,
         owner: u64,
+        along: Option<&Along>,
         times: &mut Times,
     ) -> Result<(), Failure> {
         let name = &self.vm.name;
@@ -298,6 +385,7 @@ impl Migrate {
         let here: Vec<Part> = parts::all_parts(name)
             .into_iter()
             .filter(|part| present.contains(&part.id))
+            .filter(|part| along.is_none() || !part.goes_along())
             .collect();
         let left = parts::remove(qemu, &here, self.timeout)?;
         if !left.is_empty() {
@@ -331,14 +419,23 @@ impl Migrate {
             if mapped == 0 || Instant::now() >= deadline {
                 return Ok(mapped);
             }
+            if sys::stop().is_some() {
+                return Err(Failure::about(&self.vm.name, "stopped by a signal"));
+            }
             std::thread::sleep(TURN);
         }
     }
 
     /// Waits for the end of QEMU's part; what QEMU says of it.
     fn await_end(&self, qemu: &mut Qmp) -> Result<Value, Failure> {
+        let mut heard = Instant::now();
         loop {
-            let (standing, told) = standing(qemu)?;
+            let (standing, told) = match standing(qemu) {
+                // Its last step may take it long, in which it answers nobody.
+                Err(MonitorError::Silent(..)) if heard.elapsed() < SILENCE => continue,
+                other => other?,
+            };
+            heard = Instant::now();
             match standing {
                 Standing::Gone => return Ok(told),
                 Standing::Here => {
@@ -359,9 +456,9 @@ impl Migrate {
     }
 
     /// Attaches the machine here again, if it is here; true if something was to be done.
-    fn undo(&self, qemu: &mut Qmp, client: &mut Client, owner: u64) -> Result<bool, Failure> {
+    fn undo(&self, qemu: &mut Qmp, connect: Connect<'_>, owner: u64) -> Result<bool, Failure> {
         let name = &self.vm.name;
-        let ready = match client.hold_vm(name, owner, false) {
+        let ready = match connect()?.hold_vm(name, owner, false) {
             Ok(ready) => ready,
             Err(vnplug::Error::Refused { code, .. }) if code == code::NOT_FOUND => {
                 return Ok(false);
@@ -374,9 +471,6 @@ impl Migrate {
             .iter()
             .filter(|part| !present.contains(&part.id))
             .collect();
-        if missing.is_empty() {
-            return Ok(false);
-        }
         self.plug_again(qemu, &missing, &ready)?;
         Ok(true)
     }
@@ -406,13 +500,13 @@ impl Migrate {
     fn give_up(
         &self,
         qemu: &mut Qmp,
-        client: &mut Client,
+        connect: Connect<'_>,
         owner: u64,
         target: Option<Target>,
         failure: Failure,
     ) -> Failure {
         // First what the machine needs; the target may be out of reach.
-        let undone = self.undo(qemu, client, owner);
+        let undone = self.undo(qemu, connect, owner);
         if let Some(target) = target {
             target.cancel();
         }
@@ -469,7 +563,7 @@ impl Migrate {
 }
 
 /// Where the machine is, and what QEMU says of the migration.
-fn standing(qemu: &mut Qmp) -> Result<(Standing, Value), MonitorError> {
+pub(super) fn standing(qemu: &mut dyn Monitor) -> Result<(Standing, Value), MonitorError> {
     let told = qemu.execute("query-migrate", json!({}))?;
     let state = qemu.execute("query-status", json!({}))?;
     let standing = match told["status"].as_str() {
@@ -483,6 +577,8 @@ fn standing(qemu: &mut Qmp) -> Result<(Standing, Value), MonitorError> {
 }
 
 const READY_LIMIT: Duration = Duration::from_secs(60);
+/// How long QEMU may answer nothing while it sends the machine.
+const SILENCE: Duration = Duration::from_secs(60);
 const ATTACHED_LIMIT: Duration = Duration::from_secs(60);
 /// Between looks at the daemon and at QEMU.
 const TURN: Duration = Duration::from_millis(10);

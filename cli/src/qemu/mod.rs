@@ -31,6 +31,7 @@ use vnplug_ring::pmem::FRONT;
 
 use self::access::Owner;
 pub(crate) use self::migrate::Migrate;
+use self::migrate::Standing;
 use self::monitor::{Monitor, MonitorError};
 use self::parts::{Kind, Left, Part};
 pub(crate) use self::pmem::MORE_MEMORY;
@@ -75,6 +76,7 @@ Examples:
   vnplug attach qemu --name ids1 --qmp /run/ids1.qmp --allow eth1 --group ids=eth1,64M
   vnplug attach qemu --name ids2 --qmp /run/ids2.qmp --allow eth1 --group ids=eth1
   vnplug attach qemu --name web --qmp /run/web.qmp --nic lan0
+  vnplug attach qemu --name mobile --qmp /run/mobile.qmp --allow eth1 --movable
   vnplug attach qemu --name many --qmp /run/many.qmp --allow eth1 --grow 256M --apart
 
 QEMU needs a monitor socket of its own for --qmp: -qmp unix:/run/probe.qmp,server=on,wait=off
@@ -131,6 +133,13 @@ pub(crate) struct Attach {
     /// With --incoming: a source that the machine's applications read, to be refused where it is not to be seen
     #[arg(long, value_name = "SOURCE", requires = "incoming", hide = true)]
     needs: Vec<String>,
+    /// `vnplug migrate` moves the machine with its memory and its channel in it, which then are plugged all the
+    /// time. QEMU sends the pool with the machine's own memory. Not with what QEMU cannot send
+    #[arg(long, conflicts_with_all = ["libvirt", "grow", "doorbell"])]
+    movable: bool,
+    /// With --incoming --movable: where the pool, then the channel, are in the machine that comes
+    #[arg(long = "place", value_name = "BUS,SLOT", requires = "incoming", hide = true, value_parser = slots::parse)]
+    places: Vec<DeviceAddress>,
     /// PCI bus or free PCIe port to plug into; once per device, in order. Default: found automatically
     #[arg(long = "bus", value_name = "ID")]
     buses: Vec<String>,
@@ -187,7 +196,7 @@ impl Attach {
         let program = self.push.prepare(&self.monitor)?;
         let mut monitor = self.monitor.open()?;
         if self.incoming {
-            return self.attach_incoming(monitor.as_mut(), connect()?);
+            return self.attach_incoming(monitor.as_mut(), &connect);
         }
         if let Some(most) = self.grow {
             return self.attach_and_grow(monitor.as_mut(), most, &connect);
@@ -231,6 +240,8 @@ impl Attach {
             ("--group", !self.groups.is_empty()),
             ("--grow", self.grow.is_some()),
             ("--incoming", self.incoming),
+            // It would come there empty.
+            ("--movable", self.movable),
         ];
         match others.iter().find(|(_, is_given)| *is_given) {
             Some((other, _)) if self.memory == Memory::Pmem => {
@@ -245,7 +256,13 @@ impl Attach {
     fn parts(&self, present: &[String]) -> Vec<Part> {
         let name = &self.vm.name;
         match self.memory {
-            Memory::Ivshmem => parts::parts(name, self.doorbell > 0, self.groups.len()),
+            Memory::Ivshmem => {
+                let parts = parts::parts(name, self.doorbell > 0, self.groups.len());
+                match self.movable {
+                    true => parts::movable(parts),
+                    false => parts,
+                }
+            }
             Memory::Pmem => pmem::parts(name, present),
         }
     }
@@ -291,6 +308,11 @@ impl Attach {
         mut client: Client,
     ) -> Result<Client, Failure> {
         let name = &self.vm.name;
+        if !self.incoming && migrate::standing(monitor)?.0 == Standing::Moving {
+            // Its ports are closed, and the daemon would open them.
+            let text = "is on its way to another QEMU: run `vnplug migrate` again, or wait";
+            return Err(Failure::about(name, text));
+        }
         let mut present = parts::present(monitor)?;
         if let Some(other) = pmem::other_kind(name, self.memory, &present) {
             return Err(Failure::about(name, other));
@@ -304,6 +326,11 @@ impl Attach {
             }
             present = parts::present(monitor)?;
             parts = self.parts(&present);
+        }
+        let is_plugged = present.contains(&format!("vnplug-{name}-shm"));
+        if self.movable && is_plugged && !parts::is_movable(monitor, name, &present)? {
+            let text = "is attached without --movable: run `vnplug detach qemu` first";
+            return Err(Failure::about(name, text));
         }
         let missing: Vec<&Part> = parts.iter().filter(|p| !present.contains(&p.id)).collect();
         let pci = missing.iter().filter(|part| part.kind == Kind::Pci).count();
@@ -339,7 +366,11 @@ impl Attach {
             }
         }
         if missing.is_empty() {
-            out::line(&format!("{name}: is attached already, nothing to do"))?;
+            let text = match self.incoming {
+                true => self.summary(&ready, false),
+                false => format!("{name}: is attached already, nothing to do"),
+            };
+            out::line(&text)?;
             return Ok(client);
         }
         if let Err(failure) = self.plug(monitor, &missing, &ready, places) {

@@ -12,7 +12,8 @@
 //! device   vnplug-NAME-shm0 …    ivshmem-plain: they in the guest                  (with --group)
 //! ```
 //!
-//! With `--memory pmem` the first and the fourth are others, and the last ones, see [`super::pmem`].
+//! With `--movable` the pool's device is QEMU's `master=on`: it, its memory and the channel go along when the machine
+//! migrates. With `--memory pmem` the first and the fourth are others, and the last ones, see [`super::pmem`].
 //!
 //! They are made in this order and go in the opposite one. The order tells two accidents apart: an
 //! attach that was interrupted leaves the first pieces of the list; a detach whose guest did not
@@ -51,7 +52,10 @@ enum Role {
     Memory,
     Channel,
     BellChannel,
-    Shm,
+    /// The pool in the guest; it may go along in a migration, or QEMU refuses one.
+    Shm {
+        movable: bool,
+    },
     Serial,
     Port,
     Bell,
@@ -68,7 +72,7 @@ pub(crate) fn parts(name: &str, doorbell: bool, groups: usize) -> Vec<Part> {
         (Kind::Object, Role::Memory, "mem"),
         (Kind::Chardev, Role::Channel, "chr"),
         (Kind::Chardev, Role::BellChannel, "bell-chr"),
-        (Kind::Pci, Role::Shm, "shm"),
+        (Kind::Pci, Role::Shm { movable: false }, "shm"),
         (Kind::Pci, Role::Serial, "ser"),
         (Kind::Port, Role::Port, "port"),
         (Kind::Pci, Role::Bell, "bell"),
@@ -90,6 +94,31 @@ pub(crate) fn parts(name: &str, doorbell: bool, groups: usize) -> Vec<Part> {
         ]
     };
     first.chain((0..groups).flat_map(of_group)).collect()
+}
+
+/// These pieces where the machine may migrate with its pool and its channel.
+pub(crate) fn movable(mut parts: Vec<Part>) -> Vec<Part> {
+    for part in &mut parts {
+        if let Role::Shm { movable } = &mut part.role {
+            *movable = true;
+        }
+    }
+    parts
+}
+
+/// Whether this QEMU has the pool of the VM `name` so that it goes along in a migration.
+pub(crate) fn is_movable(
+    monitor: &mut dyn Monitor,
+    name: &str,
+    present: &[String],
+) -> Result<bool, MonitorError> {
+    let device = format!("vnplug-{name}-shm");
+    if !present.contains(&device) {
+        return Ok(false);
+    }
+    let path = format!("/machine/peripheral/{device}");
+    let master = monitor.execute("qom-get", json!({"path": path, "property": "master"}))?;
+    Ok(master == "on")
 }
 
 /// The pieces of the VM `name` whose pool is its virtio-pmem device with this number, in the order in which they
@@ -156,7 +185,13 @@ impl Part {
             }
             Role::Channel => return connect(monitor, &self.id, &ready.control_path, true),
             Role::BellChannel => return connect(monitor, &self.id, &ready.doorbell_path, false),
-            Role::Shm => json!({"driver": "ivshmem-plain", "memdev": other("mem")}),
+            Role::Shm { movable } => {
+                let mut arguments = json!({"driver": "ivshmem-plain", "memdev": other("mem")});
+                if movable {
+                    arguments["master"] = json!("on");
+                }
+                arguments
+            }
             Role::Pmem(number) => {
                 json!({"driver": "virtio-pmem-pci", "memdev": pmem::object(name, number)})
             }
@@ -319,13 +354,21 @@ impl Part {
     /// The last part of the name of the memory block that this device brings; see [`super::blocks`].
     pub(super) fn block(&self) -> Option<String> {
         match self.role {
-            Role::Shm | Role::ArenasShm(_) => {
+            Role::Shm { .. } | Role::ArenasShm(_) => {
                 let (stem, number) = self.id.rsplit_once("-shm")?;
                 Some(format!("{stem}-mem{number}"))
             }
             Role::Bell => Some("ivshmem.bar2".to_owned()),
             _ => None,
         }
+    }
+
+    /// It goes along when a machine migrates that is movable.
+    pub(super) fn goes_along(&self) -> bool {
+        matches!(
+            self.role,
+            Role::Memory | Role::Channel | Role::Shm { .. } | Role::Serial | Role::Port
+        )
     }
 
     pub(super) fn is_bell(&self) -> bool {

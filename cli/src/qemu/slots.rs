@@ -32,6 +32,42 @@ impl DeviceAddress {
     }
 }
 
+impl std::fmt::Display for DeviceAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let bus = self.bus.as_deref().unwrap_or_default();
+        write!(f, "{bus},{}", self.slot.unwrap_or_default())
+    }
+}
+
+/// Reads what [`DeviceAddress`] shows of a bus and a slot.
+pub(super) fn parse(text: &str) -> Result<DeviceAddress, String> {
+    let wrong = || "write BUS,SLOT".to_owned();
+    let (bus, slot) = text.rsplit_once(',').ok_or_else(wrong)?;
+    Ok(DeviceAddress {
+        bus: Some(bus.to_owned()),
+        slot: Some(slot.parse().map_err(|_| wrong())?),
+    })
+}
+
+/// Where the device with this id is.
+pub(super) fn place_of(monitor: &mut dyn Monitor, id: &str) -> Result<DeviceAddress, MonitorError> {
+    let mut get = |property| {
+        let path = format!("/machine/peripheral/{id}");
+        monitor.execute("qom-get", json!({"path": path, "property": property}))
+    };
+    let (bus, address) = (get("parent_bus")?, get("addr")?);
+    let place = bus.as_str().and_then(|path| {
+        let bus = path.rsplit('/').next()?.to_owned();
+        // Three bits of it are the function.
+        let slot = u8::try_from(address.as_u64()? >> 3).ok()?;
+        Some(DeviceAddress {
+            bus: Some(bus),
+            slot: Some(slot),
+        })
+    });
+    place.ok_or_else(|| MonitorError::NotAnswer("qom-get".into()))
+}
+
 /// Not enough places for the devices.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NoRoom {
@@ -204,6 +240,19 @@ mod tests {
         let slots = last_slots(&json!([{"bus": 0, "devices": full}]), 2);
         assert_eq!(slots[0].slot, Some(31));
         assert_eq!(slots[1], DeviceAddress::default());
+    }
+
+    #[test]
+    fn a_place_is_read_as_it_is_shown() {
+        let place = DeviceAddress {
+            bus: Some("pci.0".into()),
+            slot: Some(31),
+        };
+        assert_eq!(place.to_string(), "pci.0,31");
+        assert_eq!(parse("pci.0,31"), Ok(place));
+        for bad in ["pci.0", "pci.0,", "pci.0,1f", "pci.0,256"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

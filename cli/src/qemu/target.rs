@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::incoming::{CANCEL, READY};
+use super::incoming::{CANCEL, PLUG, PLUGGED, READY};
 use crate::failure::Failure;
 
 /// The process, and what it says.
@@ -94,6 +94,26 @@ impl Target {
             Err(RecvTimeoutError::Disconnected) => Err(self.refusal()),
             Err(RecvTimeoutError::Timeout) => {
                 let text = format!("the target was not prepared within {} s", limit.as_secs());
+                Err(Failure::new(text))
+            }
+        }
+    }
+
+    /// Has the devices plugged that the machine brings the contents of.
+    ///
+    /// # Errors
+    /// They are not, with what was said.
+    pub(super) fn plug(&mut self, limit: Duration) -> Result<(), Failure> {
+        if let Some(input) = &mut self.process.stdin {
+            // What has ended says why.
+            let _ = writeln!(input, "{PLUG}");
+        }
+        match self.lines.recv_timeout(limit) {
+            Ok(line) if line.ends_with(PLUGGED) => Ok(()),
+            Ok(line) => Err(Failure::about("the target says", line)),
+            Err(RecvTimeoutError::Disconnected) => Err(self.refusal()),
+            Err(RecvTimeoutError::Timeout) => {
+                let text = format!("the target was not plugged within {} s", limit.as_secs());
                 Err(Failure::new(text))
             }
         }
