@@ -7,6 +7,7 @@
 mod copies;
 mod news;
 mod receive;
+mod zero_copy;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ use crate::row::{Figure, Plan, Result, Samples};
 pub(crate) use copies::copies;
 pub(crate) use news::news;
 pub(crate) use receive::receive;
+pub(crate) use zero_copy::zero_copy;
 
 const CONTEXTS: [usize; 5] = [1, 2, 8, 16, 32];
 

@@ -245,6 +245,14 @@ const GOALS: &[(&str, Goal)] = &[
     ("switch-many-1000-growth", Goal::ShareOfPeer(1.2)),
     ("switch-many-9000-growth", Goal::ShareOfPeer(2.0)),
     ("switch-many-1000-churn", Goal::AtMost(0.0)),
+    // Figures 4.6 and 4.7 of Menon's dissertation: 9972 of 21159 cycles, 20089 of 35905.
+    ("twin-parts-tx", Goal::ShareOfPeer(0.47)),
+    ("twin-parts-rx", Goal::ShareOfPeer(0.56)),
+    // Tables 5.1 and 5.2 of Menon's dissertation.
+    ("context-guest-tx", Goal::TimesPeer(1.15)),
+    ("context-guest-rx", Goal::TimesPeer(1.7)),
+    // Table 5.3 of Menon's dissertation: 10.2 per cent of a processor with protection, 1.9 without.
+    ("context-zero-copy-1514-validation", Goal::AtMost(9.0)),
     ("uplink-speed-vde-in-cpu", Goal::ShareOfPeer(0.5)),
     ("uplink-speed-vde-out-cpu", Goal::ShareOfPeer(0.5)),
     ("sandbox-call-connect", Goal::AtMost(30.0)),

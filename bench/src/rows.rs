@@ -26,6 +26,7 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
         Some((name, rest)) if name == "stage-reader" => stage::child(rest),
         Some((name, rest)) if name == "pcap-count" => pcap::child(rest),
         Some((name, rest)) if name == switch::CHILD => switch::child(rest),
+        Some((name, rest)) if name == switch::CONTEXT_CHILD => switch::context_child(rest),
         Some((name, rest)) if name == switch::IDLE => switch::idle(rest),
         _ => Err(format!("no such child: {words:?}").into()),
     }
@@ -275,6 +276,11 @@ const SWITCH: &[Row] = &[
         switch::twin_guest,
     ),
     row(
+        "twin-parts",
+        "processor time of a packet by part, sent and received, by the kernel instance of a switch, against a guest and the host",
+        switch::twin_parts,
+    ),
+    row(
         "twin-web",
         "nginx at rising rates of requests by httperf, by the kernel instance of a switch, against guests and loopback",
         switch::twin_web,
@@ -401,6 +407,16 @@ const CONTEXT: &[Row] = &[
         "context-copies",
         "taking a frame out of a transmit ring, by one copy, against two",
         context::copies,
+    ),
+    row(
+        "context-zero-copy",
+        "frames checked and copied out of a transmit ring and sent, against sending them from where they lie, unchecked",
+        context::zero_copy,
+    ),
+    row(
+        "context-guest",
+        "frames that a guest sends and takes by the rings of a port, against its card by a TAP on a bridge, and whose time it takes",
+        switch::contexts,
     ),
     row(
         "context-rx",

@@ -171,4 +171,4 @@ fn attach(guest: &Guest, daemon: &Daemon) -> Result<()> {
 }
 
 /// What makes the counter use the drop-in.
-pub(super) const OVER_VNPLUG: &str = "LD_LIBRARY_PATH=/lib/vnplug";
+pub(crate) const OVER_VNPLUG: &str = "LD_LIBRARY_PATH=/lib/vnplug";

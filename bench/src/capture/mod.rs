@@ -26,13 +26,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vnplug_e2e::traffic::Sent;
 
 pub(crate) use early::early;
+pub(crate) use guests::OVER_VNPLUG;
 pub(crate) use guests::{one_uml, qemu, two_in_uml, two_umls};
 pub(crate) use host::on_host;
 pub(crate) use interface::{INTERFACE, on_interface};
 pub(crate) use lent::group;
 pub(crate) use lent_guest::lent_to_guest;
 pub(crate) use targets::targets;
-use way::{Dropped, Turn, Way};
+pub(crate) use way::Way;
+use way::{Dropped, Turn};
 pub(crate) use xdp::af_xdp;
 
 use crate::row::{Figure, Limit, Plan, Result, Samples};

@@ -16,7 +16,7 @@ use crate::sys;
 use crate::wire::{Load, Wire};
 
 /// Counters that all see the same wire.
-pub(super) struct Way<'g> {
+pub(crate) struct Way<'g> {
     /// Where frames for them are sent.
     far: &'static str,
     counters: Vec<Counter<'g>>,
@@ -39,7 +39,7 @@ enum Counter<'g> {
 
 impl<'g> Way<'g> {
     /// A way without counters, from a far end of the wire, maybe by a daemon.
-    pub(super) fn new(far: &'static str, daemon: Option<&'g Daemon>) -> Self {
+    pub(crate) fn new(far: &'static str, daemon: Option<&'g Daemon>) -> Self {
         Self {
             far,
             counters: Vec::new(),
@@ -78,7 +78,7 @@ impl<'g> Way<'g> {
     }
 
     /// Adds a counter in a guest, whose whole processor time counts; `prefix` sets its environment.
-    pub(super) fn in_guest(mut self, guest: &'g Guest, prefix: &str, device: &str) -> Result<Self> {
+    pub(crate) fn in_guest(mut self, guest: &'g Guest, prefix: &str, device: &str) -> Result<Self> {
         let job = guest.spawn(&format!("{prefix} exec counter child {COUNTER} {device}"))?;
         let deadline = Instant::now() + LIMIT;
         while !job.peek(1000)?.contains(READY) {
@@ -117,7 +117,7 @@ impl<'g> Way<'g> {
     }
 
     /// Where the counters and the processes are.
-    pub(super) fn mark(&mut self) -> Result<Mark> {
+    pub(crate) fn mark(&mut self) -> Result<Mark> {
         Ok(Mark {
             told: self.ask()?,
             cpu: self.cpu()?,
@@ -127,7 +127,7 @@ impl<'g> Way<'g> {
     }
 
     /// What came since then, of this many packets on the wire in such a time.
-    pub(super) fn since(&mut self, mark: &Mark, wire: u64, elapsed: Duration) -> Result<Turn> {
+    pub(crate) fn since(&mut self, mark: &Mark, wire: u64, elapsed: Duration) -> Result<Turn> {
         let cpu = self.cpu()?.saturating_sub(mark.cpu);
         let after = self.ask()?;
         let captured = mark.told.iter().zip(&after);
@@ -228,7 +228,7 @@ impl Counter<'_> {
 }
 
 /// A moment, to count from.
-pub(super) struct Mark {
+pub(crate) struct Mark {
     told: Vec<Told>,
     cpu: Duration,
     daemon: Duration,
@@ -245,7 +245,7 @@ pub(super) struct Dropped {
 }
 
 /// What one turn brought.
-pub(super) struct Turn {
+pub(crate) struct Turn {
     sent_mpps: f64,
     /// Over all counters: what each should have got.
     sent: u64,
@@ -281,7 +281,7 @@ impl Turn {
     }
 
     /// Packets captured per microsecond, by all counters together.
-    pub(super) fn mpps(&self) -> f64 {
+    pub(crate) fn mpps(&self) -> f64 {
         self.captured as f64 / self.seconds.max(1e-9) / 1e6
     }
 

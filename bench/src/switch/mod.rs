@@ -41,7 +41,7 @@ pub(crate) use pairs::pairs;
 pub(crate) use plugs::programs;
 pub(crate) use ring::against_memif as rings;
 pub(crate) use slow_start::slow_start;
-pub(crate) use stages::stages;
+pub(crate) use stages::{CONTEXT_CHILD, context_child, contexts, parts as twin_parts, stages};
 pub(crate) use talk::{CHILD, child};
 pub(crate) use twin::{containers as twin_containers, upcalls as twin_upcalls};
 pub(crate) use twin_peers::{guest as twin_guest, peers as twin_peers};

@@ -5,7 +5,9 @@
 //! to somebody ([`mod@owner`]) and to a group of work ([`table`]), the groups of a thesis on Xen. The far machine
 //! is a thread of this program; its work, in the kernel too, is kept apart. Idle processors do not count.
 
+mod contexts;
 mod owner;
+mod parts;
 mod perf;
 mod site;
 mod symbols;
@@ -20,7 +22,9 @@ use super::talk::Talk;
 use crate::attached::cpu_time;
 use crate::row::{Figure, Plan, Result, Samples};
 use crate::sys;
+pub(crate) use contexts::{CHILD as CONTEXT_CHILD, child as context_child, contexts};
 use owner::{Owner, owner};
+pub(crate) use parts::parts;
 use perf::{HERTZ, Pids, Recording, now_s};
 use site::has_bridge_netfilter;
 pub(super) use site::{Site, Way};

@@ -45,7 +45,7 @@ pub(super) fn owner(sample: &Sample, pids: &Pids, symbols: &Symbols) -> (Owner, 
 }
 
 /// The functions down to what was interrupted: that has nothing to do with them.
-fn own_part(frames: &[Frame]) -> Vec<&str> {
+pub(super) fn own_part(frames: &[Frame]) -> Vec<&str> {
     let names = frames.iter().filter(|frame| frame.is_kernel());
     let mut chain: Vec<&str> = names.map(|frame| frame.symbol.as_str()).collect();
     let interrupts =

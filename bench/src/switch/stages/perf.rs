@@ -52,6 +52,9 @@ pub(super) struct Recording {
 /// Samples a second on each CPU. Not a divisor of the kernel's ticks, so that timers are not always seen.
 pub(super) const HERTZ: u32 = 3989;
 
+/// From the beginning of a recording, which has a file, until all processors are sampled.
+pub(super) const WARM_UP: Duration = Duration::from_millis(700);
+
 impl Recording {
     /// Begins to record all processors.
     ///
@@ -59,6 +62,10 @@ impl Recording {
     /// Where there is no perf, or it may not.
     pub(super) fn begin(dir: &Path) -> Result<Self> {
         let file = dir.join("perf.data");
+        // What an earlier recording left would look as if this one had begun.
+        if file.exists() {
+            std::fs::remove_file(&file)?;
+        }
         let mut perf = Command::new("perf");
         perf.args(["record", "-q", "-a", "-e", "cpu-clock", "-F"])
             .arg(HERTZ.to_string())
@@ -124,6 +131,16 @@ impl Drop for Recording {
         let _ = self.perf.kill();
         let _ = self.perf.wait();
     }
+}
+
+/// All processors of the machine, which perf samples, whichever the bench may use.
+pub(super) fn all_cpus() -> Result<f64> {
+    let text = std::fs::read_to_string("/proc/stat")?;
+    let lines = text
+        .lines()
+        .skip(1)
+        .take_while(|line| line.starts_with("cpu"));
+    Ok(lines.count() as f64)
 }
 
 /// Whether `perf` can be started.

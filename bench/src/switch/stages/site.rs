@@ -186,7 +186,7 @@ pub(super) fn has_bridge_netfilter() -> bool {
 }
 
 /// The processes of a group: those of User-mode Linux are one for each address space of the guest.
-fn of_group(group: u32) -> Result<Vec<u32>> {
+pub(super) fn of_group(group: u32) -> Result<Vec<u32>> {
     let mut pids = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
         let entry = entry?;
