@@ -4,6 +4,7 @@
 //!   container ── veth ── twin ──── veth ── nginx in a container
 //!   container ── veth ── bridge ── TAP ─── nginx in a guest of User-mode Linux (vec0)
 //!   container ── vde_plug2tap ── vde_switch ── the same guest (eth0)
+//!   container ── vnplug nic ──── our switch ── the same guest (eth1), by vhost-user
 //!   container ── lo ── nginx there
 //! ```
 //!
@@ -23,6 +24,10 @@ use super::lans::{Lans, pair};
 use super::twin::Site;
 use crate::row::{Figure, Plan, Result, Samples};
 
+const SWITCH: Lan = Lan {
+    interface: "eth1",
+    net: 1,
+};
 const BRIDGE: Lan = Lan {
     interface: "vec0",
     net: 2,
@@ -80,7 +85,7 @@ pub(crate) fn web(plan: &Plan) -> Result<Vec<Figure>> {
         netns: Some(lans.netns.name().to_owned()),
         ..UmlConfig::default()
     })?;
-    for lan in [BRIDGE, VDE] {
+    for lan in [SWITCH, BRIDGE, VDE] {
         guests.join(lan)?;
     }
     guests.ran(
@@ -88,6 +93,8 @@ pub(crate) fn web(plan: &Plan) -> Result<Vec<Figure>> {
         "/usr/bin/nginx -e /tmp/nginx.err -p /web -c /web/nginx.conf",
     )?;
     let vde = Station::by_vde(&lans.lab, &dir, &VDE.address(ASKER))?;
+    let (lab, daemon) = (&lans.lab, &lans.daemon);
+    let nic = Station::by_nic(lab, daemon, "lan0", &SWITCH.address(ASKER), &[])?;
     let alone = Netns::new()?;
     alone.ip(&["link", "set", "lo", "up"])?;
     let [asker, server] = [&site.ours.all[0], &site.ours.all[1]];
@@ -113,6 +120,12 @@ pub(crate) fn web(plan: &Plan) -> Result<Vec<Figure>> {
             peer: "guest, vde_switch",
             from: &vde.netns,
             server: VDE.address(0),
+        },
+        Arm {
+            name: "-switch",
+            peer: "guest, our switch",
+            from: &nic.netns,
+            server: SWITCH.address(0),
         },
         Arm {
             name: "-host",
