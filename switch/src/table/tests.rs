@@ -1,0 +1,169 @@
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+
+use super::*;
+
+fn key(number: u32) -> Key {
+    let [a, b, c, d] = number.to_be_bytes();
+    Key::new([2, 0, a, b, c, d], 0)
+}
+
+fn limits(all: usize, each: usize) -> Limits {
+    Limits {
+        all,
+        each,
+        ..Limits::default()
+    }
+}
+
+#[test]
+fn a_key_is_its_address_and_vlan() {
+    let key = Key::new([0x02, 1, 2, 3, 4, 0xff], 4095);
+    assert_eq!((key.address(), key.vlan()), ([2, 1, 2, 3, 4, 255], 4095));
+    assert_ne!(key, Key::new([2, 1, 2, 3, 4, 255], 0));
+}
+
+#[test]
+fn a_station_is_where_it_was_heard_and_moves_not_too_often() {
+    let mut table = Table::new(Limits::default());
+    assert_eq!(table.find(key(1), 0), None);
+    assert_eq!(table.learn(key(1), 3, 10), Learned::New);
+    assert_eq!(table.learn(key(1), 3, 11), Learned::Known);
+    assert_eq!(table.learn(key(1), 4, 11), Learned::Held { stray: 4 });
+    assert_eq!(table.find(key(1), 11), Some(3));
+    assert_eq!(table.learn(key(1), 4, 12), Learned::Moved { stray: 4 });
+    // It is not at home there yet.
+    assert_eq!(table.learn(key(1), 3, 13), Learned::Held { stray: 4 });
+    assert_eq!(table.find(key(1), 312), Some(4));
+    assert_eq!(table.find(key(1), 313), None);
+    assert_eq!(table.learn(key(1), 5, 313), Learned::Moved { stray: 5 });
+    table.forget(5);
+    assert!(table.is_empty() && table.find(key(1), 313).is_none());
+}
+
+#[test]
+fn a_port_that_makes_up_addresses_makes_nobody_forgotten() {
+    let mut table = Table::new(limits(1000, 100));
+    for station in 0..50 {
+        assert_eq!(table.learn(key(station), 1, 0), Learned::New);
+    }
+    let mut full = 0;
+    for number in 1000..1_001_000 {
+        full += u32::from(table.learn(key(number), 2, 0) == Learned::Full);
+    }
+    assert_eq!((table.len(), full), (150, 999_900));
+    assert!((0..50).all(|station| table.find(key(station), 0) == Some(1)));
+    // Nor takes what is others', beyond its part.
+    assert_eq!(table.learn(key(1), 2, 100), Learned::Full);
+    // In time there is room again.
+    assert_eq!(table.learn(key(7_000_000), 2, 302), Learned::New);
+}
+
+#[test]
+fn who_is_pinned_never_moves_and_is_not_forgotten_for_its_age() {
+    let mut table = Table::new(limits(4, 4));
+    assert_eq!(table.learn(key(1), 5, 0), Learned::New);
+    assert!(table.pin(key(1), 3, 0) && table.pin(key(1), 3, 0));
+    assert_eq!(table.learn(key(1), 5, 1000), Learned::Pinned);
+    assert_eq!(table.find(key(1), 10_000), Some(3));
+    table.unpin(key(1), 5);
+    assert_eq!(table.pinned(key(1)), Some(3));
+    assert!((2..5).all(|station| table.pin(key(station), 3, 0)) && !table.pin(key(5), 3, 0));
+    table.unpin(key(1), 3);
+    assert_eq!((table.find(key(1), 0), table.len()), (None, 3));
+    table.forget(3);
+    assert!(table.is_empty());
+}
+
+#[test]
+fn a_port_may_have_fewer_than_others() {
+    let mut table = Table::new(limits(100, 50));
+    table.set_most(1, Some(2));
+    let learned = |table: &mut Table, port| {
+        let base = u32::from(port) * 1000;
+        let new = (0..60).filter(|n| table.learn(key(base + n), port, 0) == Learned::New);
+        new.count()
+    };
+    assert_eq!((learned(&mut table, 1), learned(&mut table, 2)), (2, 50));
+}
+
+#[test]
+fn what_a_writer_left_that_died_is_taken_over_but_for_what_it_was_writing() {
+    let limits = Limits {
+        all: 256,
+        ..Limits::default()
+    };
+    let slots = Table::places_of(limits) as u64;
+    let memory = Region::heap(slots * Slots::BYTES);
+    let secret = Table::new_secret();
+    let mut first = Table::take_over(limits, memory.clone(), secret, |_| true);
+    for station in 0..120 {
+        first.learn(key(station), (station % 4) as u16 + 1, 100);
+    }
+    let place = |station| first.place(key(station)).unwrap() as u64 * Slots::BYTES;
+    let word = |at: u64| memory.load_u64(at, Ordering::Relaxed);
+    let put = |at: u64, value: u64| memory.store_u64(at, value, Ordering::Relaxed);
+    // It died while it wrote one, and while it moved another, which is there twice.
+    put(place(0), word(place(0)) | 1);
+    let free = (0..slots).map(|it| it * Slots::BYTES);
+    let free: Vec<u64> = free.filter(|at| word(at + Slots::KEY) == 0).collect();
+    for part in [Slots::WORD, Slots::KEY, Slots::HEARD] {
+        put(free[7] + part, word(place(1) + part));
+    }
+    // And before it had a key.
+    put(free[20], word(free[20]) | 1);
+    let mut next = Table::take_over(limits, memory.clone(), secret, |port| port != 4);
+    for station in 0..120 {
+        let port = (station % 4) as u16 + 1;
+        let is_known = station != 0 && port != 4;
+        let found = next.find(key(station), 100);
+        assert_eq!(found, is_known.then_some(port), "{station}");
+    }
+    assert_eq!((next.len(), next.entries(100).count()), (89, 89));
+    assert!((0..next.slots.len()).all(|at| !next.shared.is_torn(at)));
+    // Its lists are whole, and it goes on.
+    assert_eq!(next.learn(key(0), 2, 101), Learned::New);
+    assert_eq!(next.of_port(2).count(), 31);
+    (1..4).for_each(|port| next.forget(port));
+    assert!(next.is_empty() && (0..next.slots.len()).all(|at| next.shared.key(at) == 0));
+}
+
+#[test]
+fn it_says_what_a_map_says_whatever_comes_and_goes() {
+    let mut table = Table::new(Limits {
+        age_s: 1000,
+        hold_s: 0,
+        ..limits(300, 300)
+    });
+    let mut map: HashMap<u32, u16> = HashMap::new();
+    let mut random = 1_u64;
+    for round in 0..200_000 {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let (station, port) = ((random >> 33) as u32 % 250, (random >> 60) as u16);
+        match round % 997 {
+            0 => {
+                table.forget(port);
+                map.retain(|_, at| *at != port);
+            }
+            _ => {
+                table.learn(key(station), port, 0);
+                map.insert(station, port);
+            }
+        }
+        let other = (random >> 20) as u32 % 250;
+        assert_eq!(table.find(key(other), 0), map.get(&other).copied());
+    }
+    assert_eq!(table.len(), map.len());
+    assert_eq!(table.entries(0).count(), map.len());
+    // A step frees a slot or goes on to the next.
+    (0..2).for_each(|_| table.sweep(1001, usize::MAX));
+    assert!(table.is_empty() && (0..table.slots.len()).all(|at| table.shared.key(at) == 0));
+    assert!(
+        table
+            .ports
+            .iter()
+            .all(|port| (port.count, port.first) == (0, 0))
+    );
+}
