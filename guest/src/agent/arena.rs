@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{Mode, OFlags, open};
@@ -19,43 +19,48 @@ use super::find::{Identity, entries, is_ivshmem};
 use super::room;
 use crate::map::map_read_only;
 
-/// Devices of which applications have descriptors for writing: what their first page says may be a lie.
+/// Devices that somebody else writes, an application or a back-end on the host: what their first page says may be a lie.
 #[derive(Debug, Default)]
 pub(super) struct Handed(Vec<Identity>);
 
 /// Opens, for reading only, the device whose first arena has this epoch.
 pub(super) fn find(root: &Path, handed: &mut Handed, epoch: u64) -> Option<OwnedFd> {
-    find_device(root, handed, false, |page| {
+    let (_, memory) = find_device(root, handed, false, |page| {
         page.load_u64(header::MAGIC, Ordering::Acquire) == ARENA_MAGIC
             && page.load_u64(header::EPOCH, Ordering::Relaxed) == epoch
-    })
+    })?;
+    Some(memory)
 }
 
-/// Opens the device with memory that was plugged under this number.
+/// Opens the device with memory that was plugged under this number. It is found once: from then on its first page is no
+/// more believed.
 pub(super) fn find_plugged(
     root: &Path,
     handed: &mut Handed,
     number: u64,
     writable: bool,
 ) -> Option<OwnedFd> {
-    find_device(root, handed, writable, |page| {
+    let (device, memory) = find_device(root, handed, writable, |page| {
         page.load_u64(0, Ordering::Acquire) == PLUGGED_MAGIC
             && page.load_u64(8, Ordering::Relaxed) == number
-    })
+    })?;
+    handed.0.extend(Identity::of(&device));
+    Some(memory)
 }
 
-/// Opens the shared-memory device whose first page says what `is_it` asks.
+/// Opens the shared-memory device whose first page says what `is_it` asks. If two say so one of them lies, and none is
+/// believed.
 fn find_device(
     root: &Path,
     handed: &mut Handed,
     writable: bool,
     is_it: impl Fn(&Region) -> bool,
-) -> Option<OwnedFd> {
+) -> Option<(PathBuf, OwnedFd)> {
     handed.0.retain(Identity::still_there);
     let bus = root.join("sys/bus/pci");
     let devices = entries(&bus.join("devices")).into_iter();
-    let mut devices = devices.filter(|device| is_ivshmem(device));
-    let (device, memory) = devices.find_map(|device| {
+    let devices = devices.filter(|device| is_ivshmem(device));
+    let mut found = devices.filter_map(|device| {
         if Identity::of(&device).is_some_and(|it| handed.0.contains(&it)) {
             return None;
         }
@@ -71,11 +76,14 @@ fn find_device(
         let memory = open(device.join("resource2"), flags, Mode::empty()).ok()?;
         let page = map_read_only(memory.as_fd(), PAGE).ok()?;
         is_it(&page).then_some((device, memory))
-    })?;
-    if writable {
-        handed.0.extend(Identity::of(&device));
+    });
+    let one = found.next()?;
+    if let Some((other, _)) = found.next() {
+        let (one, other) = (one.0.display(), other.display());
+        log::warn!("{one} and {other} say that they are the same memory: neither is used");
+        return None;
     }
-    Some(memory)
+    Some(one)
 }
 
 const PAGE: u64 = 4096;
@@ -84,7 +92,6 @@ const PAGE: u64 = 4096;
 mod tests {
     use super::*;
     use crate::map::map;
-    use std::path::PathBuf;
 
     struct Tree(PathBuf);
 
@@ -136,9 +143,10 @@ mod tests {
         };
         says(8, 11);
         let mut handed = Handed::default();
+        // For reading: a back-end on the host writes it.
         assert!(find_plugged(&tree.0, &mut handed, 11, false).is_some());
-        assert!(find_plugged(&tree.0, &mut handed, 11, true).is_some());
-        // Its application says that it is another, and that it is a group's.
+        assert!(find_plugged(&tree.0, &mut handed, 11, true).is_none());
+        // Who writes it says that it is another, and that it is a group's.
         says(8, 12);
         assert!(find_plugged(&tree.0, &mut handed, 12, true).is_none());
         says(0, ARENA_MAGIC);
@@ -146,5 +154,9 @@ mod tests {
         assert!(find(&tree.0, &mut handed, 7).is_none());
         // An agent that has not handed it out would believe it.
         assert!(find(&tree.0, &mut Handed::default(), 7).is_some());
+        // Not where the group's own is: one of both lies.
+        tree.device("0000:00:06.0", ARENA_MAGIC, 7);
+        assert!(find(&tree.0, &mut Handed::default(), 7).is_none());
+        assert!(find(&tree.0, &mut handed, 7).is_some());
     }
 }
