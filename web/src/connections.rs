@@ -32,6 +32,7 @@ use tokio::sync::Notify;
 use tokio_rustls::TlsAcceptor;
 
 use crate::certificate;
+use crate::trust::Tls;
 
 /// Connections at a time.
 pub(crate) const CONNECTIONS: usize = 128;
@@ -54,7 +55,7 @@ pub(crate) struct Peer {
 /// Serves until the process ends; `head` and `most` are [`HEAD`] and [`CONNECTIONS`].
 pub(crate) async fn serve(
     listener: TcpListener,
-    tls: Option<TlsAcceptor>,
+    tls: Option<Tls>,
     routes: Router,
     head: Duration,
     most: usize,
@@ -74,7 +75,11 @@ pub(crate) async fn serve(
         };
         keep_alive(&stream);
         let held = table.enter();
-        let (http, routes, tls) = (http.clone(), routes.clone(), tls.clone());
+        let (http, routes) = (http.clone(), routes.clone());
+        let tls = tls.as_ref().map(|tls| {
+            let tls = tls.read().unwrap_or_else(PoisonError::into_inner);
+            tls.clone()
+        });
         tokio::spawn(async move {
             let slot = Arc::clone(&held.slot);
             let connection = Connection { stream, slot };

@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use axum::extract::Request;
@@ -30,7 +30,7 @@ use crate::users::{Scope, User, Users, random};
 /// What decides, and what it remembers.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    users: Option<Users>,
+    users: RwLock<Option<Users>>,
     sessions: Mutex<Sessions>,
     log: Mutex<Log>,
 }
@@ -39,9 +39,20 @@ impl Gate {
     /// With tokens, or without.
     pub(crate) fn new(users: Option<Users>) -> Self {
         Self {
-            users,
+            users: RwLock::new(users),
             ..Self::default()
         }
+    }
+
+    /// Others may come in from now on. Who was logged in and is no more what he was, is logged out.
+    pub(crate) fn replace(&self, users: Users) {
+        let mut now = self.users.write().unwrap_or_else(PoisonError::into_inner);
+        let stays = |user: &User| {
+            now.as_ref()
+                .is_some_and(|before| users.has_as(before, user))
+        };
+        self.sessions().0.retain(|_, (user, _)| stays(user));
+        *now = Some(users);
     }
 
     /// Who asks; or what is answered instead.
@@ -51,7 +62,8 @@ impl Gate {
         access: &mut Access,
     ) -> Result<User, Box<Response>> {
         let (path, headers) = (request.uri().path(), request.headers());
-        let Some(users) = &self.users else {
+        let users = self.users.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(users) = &*users else {
             let name = peer(request).and_then(|peer| peer.certificate.clone());
             return Ok(User {
                 name: name.unwrap_or_else(|| NOBODY.into()),
@@ -127,7 +139,8 @@ impl Gate {
 
     /// Whether anybody is known by name.
     pub(crate) fn has_tokens(&self) -> bool {
-        self.users.is_some()
+        let users = self.users.read().unwrap_or_else(PoisonError::into_inner);
+        users.is_some()
     }
 
     fn sessions(&self) -> MutexGuard<'_, Sessions> {
@@ -392,6 +405,26 @@ mod tests {
             ),
             401
         );
+    }
+
+    #[test]
+    fn who_is_not_in_the_new_file_or_has_another_token_is_logged_out() {
+        let lines = ["alice", "bob", "carol"].map(|name| new_token(name).unwrap());
+        let all = lines.clone().map(|(_, line)| line).join("\n");
+        let gate = Gate::new(Some(Users::parse(&all).unwrap()));
+        let cookies = lines.clone().map(|(token, _)| {
+            let bearer = format!("Bearer {token}");
+            let login = request("POST", "/login", &[("authorization", &bearer)]);
+            let answer = gate.enter(&login, &mut Access::of(&login)).unwrap_err();
+            let set = answer.headers()["set-cookie"].to_str().unwrap();
+            set.split(';').next().unwrap().to_owned()
+        });
+        let get =
+            |cookie: &String| status(&gate, &request("GET", "/api/now", &[("cookie", cookie)]));
+        assert_eq!(cookies.each_ref().map(get), [200; 3]);
+        let (_, other) = new_token("bob").unwrap();
+        gate.replace(Users::parse(&format!("{}\n{other}", lines[0].1)).unwrap());
+        assert_eq!(cookies.each_ref().map(get), [200, 401, 401]);
     }
 
     #[test]

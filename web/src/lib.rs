@@ -37,6 +37,7 @@ mod table;
 mod text;
 mod timeline;
 mod tls;
+mod trust;
 mod users;
 
 use std::io::{self, Write};
@@ -53,7 +54,7 @@ use crate::gate::Gate;
 use crate::server::Settings;
 use crate::table::Table;
 use crate::text::escape;
-use crate::users::Users;
+use crate::trust::Files;
 
 /// Shows in the browser what the daemon does now, and recordings: a timeline, a filter, and the packets as a file
 #[derive(Debug, Parser)]
@@ -88,6 +89,9 @@ struct Arguments {
     /// Certificates of the CA that signs clients' certificates: without one nobody is spoken to
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_client_ca: Option<PathBuf>,
+    /// Lists of certificates that the CA has revoked, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_client_ca")]
+    tls_client_crl: Option<PathBuf>,
     /// Users, one in a line: a name, the SHA-256 of a token, and `recordings` or `live` if that is all they may see
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tokens: Option<PathBuf>,
@@ -140,15 +144,15 @@ fn serve(arguments: Arguments) -> Result<(), String> {
             arguments.listen
         ));
     }
-    let tls = match (&arguments.tls_cert, &arguments.tls_key) {
-        (Some(certificate), Some(key)) => Some(tls::config(
-            certificate,
-            key,
-            arguments.tls_client_ca.as_deref(),
-        )?),
-        _ => None,
+    let files = Files {
+        certificate: arguments.tls_cert,
+        key: arguments.tls_key,
+        clients: arguments.tls_client_ca,
+        revoked: arguments.tls_client_crl,
+        tokens: arguments.tokens,
     };
-    let users = arguments.tokens.as_deref().map(Users::read).transpose()?;
+    let stamps = files.stamps();
+    let trust = files.read()?;
     if let [(place, error), ..] = &captures(&arguments.places).1[..] {
         return Err(format!("{}: {error}", place.display()));
     }
@@ -158,8 +162,9 @@ fn serve(arguments: Arguments) -> Result<(), String> {
         socket: arguments.socket,
         names: arguments.host,
         remote,
-        tls,
-        gate: Gate::new(users),
+        tls: trust.tls,
+        gate: Gate::new(trust.users),
+        files: (files, stamps),
     })
     .map_err(|error| format!("{}: {error}", arguments.listen))
 }

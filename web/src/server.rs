@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock};
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -27,17 +27,16 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
 
 use crate::api::{self, Refusal};
 use crate::ask::Asked;
 use crate::connections::{self, CONNECTIONS, HEAD};
 use crate::gate::{Access, Gate, USER};
 use crate::table::Table;
+use crate::trust::{self, Files, Stamp};
 use crate::{download, live, page};
 
 /// How to serve.
-#[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) listen: SocketAddr,
     pub(crate) places: Vec<PathBuf>,
@@ -47,8 +46,10 @@ pub(crate) struct Settings {
     pub(crate) names: Vec<String>,
     /// `Host` may be any address, and not only one of this machine's own.
     pub(crate) remote: bool,
-    pub(crate) tls: Option<Arc<ServerConfig>>,
+    pub(crate) tls: Option<TlsAcceptor>,
     pub(crate) gate: Gate,
+    /// What both were made of, and what it was like then.
+    pub(crate) files: (Files, Vec<Stamp>),
 }
 
 /// What all requests share.
@@ -67,7 +68,7 @@ pub(crate) struct Site {
     pub(crate) damage: Mutex<BTreeMap<PathBuf, String>>,
     names: Vec<String>,
     remote: bool,
-    gate: Gate,
+    pub(crate) gate: Gate,
 }
 
 /// Serves until the process ends.
@@ -78,24 +79,27 @@ pub(crate) fn run(settings: Settings) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        .max_blocking_threads(WORKERS + FILTERS + DOWNLOADS + LIVE)
+        .max_blocking_threads(WORKERS + FILTERS + DOWNLOADS + LIVE + 1)
         .build()?;
     runtime.block_on(async {
         let listener = TcpListener::bind(settings.listen).await?;
         let address = listener.local_addr()?;
         let (tls, scheme) = match &settings.tls {
-            Some(tls) => (Some(TlsAcceptor::from(Arc::clone(tls))), "https"),
+            Some(tls) => (Some(Arc::new(RwLock::new(tls.clone()))), "https"),
             None => (None, "http"),
         };
         // Whoever closed stdout does not want to know.
         let _ = writeln!(io::stdout(), "vnplug-web: {scheme}://{address}/");
-        connections::serve(listener, tls, routes(settings), HEAD, CONNECTIONS).await;
+        let (files, stamps) = settings.files.clone();
+        let site = site(settings);
+        tokio::spawn(trust::watch(files, stamps, tls.clone(), Arc::clone(&site)));
+        connections::serve(listener, tls, routes(site), HEAD, CONNECTIONS).await;
         Ok(())
     })
 }
 
-fn routes(settings: Settings) -> Router {
-    let shared = Arc::new(Site {
+fn site(settings: Settings) -> Arc<Site> {
+    Arc::new(Site {
         table: Mutex::new(Table::new(settings.places.clone())),
         places: settings.places,
         live: Arc::new(live::asked(settings.socket)),
@@ -106,7 +110,10 @@ fn routes(settings: Settings) -> Router {
         names: settings.names,
         remote: settings.remote,
         gate: settings.gate,
-    });
+    })
+}
+
+fn routes(shared: Arc<Site>) -> Router {
     Router::new()
         .route("/", get(page::index))
         .route("/{file}", get(page::file))

@@ -86,6 +86,12 @@ impl Users {
         }
     }
 
+    /// Whether a user of `before` is here with the same token and the same rights.
+    pub(crate) fn has_as(&self, before: &Self, user: &User) -> bool {
+        let mut same = self.0.iter().filter(|it| before.0.contains(it));
+        same.any(|(it, _)| it == user)
+    }
+
     /// Whose token this is. It takes as long for every token.
     pub(crate) fn of(&self, token: &str) -> Option<&User> {
         let hash: [u8; 32] = Sha256::digest(token).into();

@@ -28,14 +28,7 @@ struct Team {
 impl Team {
     fn new() -> Self {
         let dir = TestDir::new("web-team");
-        let run = |words: &str| {
-            let mut command = Command::new("openssl");
-            command.args(words.split(' ')).current_dir(&dir.0);
-            let output = command
-                .output()
-                .expect("openssl, which ./setup.sh installs");
-            assert!(output.status.success(), "{words}: {output:?}");
-        };
+        let run = |words: &str| openssl(&dir.0, words);
         let new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
         for ca in ["ca", "other"] {
             run(&format!(
@@ -56,6 +49,10 @@ impl Team {
         ));
         run(&format!(
             "{} -keyout eve.key -out eve.pem -subj /CN=eve",
+            by("other")
+        ));
+        run(&format!(
+            "{} -keyout new.key -out new.pem -subj /CN=web -addext {names}",
             by("other")
         ));
         let mut lines = String::new();
@@ -82,6 +79,14 @@ impl Team {
             wall,
             disk,
         }
+    }
+
+    /// Another file has this name from now on.
+    fn replace(&self, name: &str, text: &str) {
+        let new = self.file("new");
+        fs::write(&new, text).unwrap();
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::rename(new, self.file(name)).unwrap();
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -122,6 +127,15 @@ impl Team {
             log,
         }
     }
+}
+
+fn openssl(dir: &Path, words: &str) {
+    let mut command = Command::new("openssl");
+    command.args(words.split(' ')).current_dir(dir);
+    let output = command
+        .output()
+        .expect("openssl, which ./setup.sh installs");
+    assert!(output.status.success(), "{words}: {output:?}");
 }
 
 struct Secure {
@@ -266,6 +280,72 @@ fn a_certificate_of_another_ca_or_none_is_no_connection() {
     let words = [&certificate[..], &["-H", &bearer]].concat();
     assert_eq!(both.curl("/api/recordings", &words).0, 200);
     assert!(both.log().contains("alice (bob) from"), "{}", both.log());
+}
+
+#[test]
+fn files_that_change_are_read_again_and_wrong_ones_change_nothing() {
+    let (team, place) = (Team::new(), TestDir::new("web"));
+    recording(&place);
+    let server = team.serve(&place.0, &[("--tokens", "tokens")]);
+    let status = |token: &str| server.with_token("/api/recordings", token).0;
+    assert_eq!([&team.alice, &team.disk].map(|it| status(it)), [200, 200]);
+    // Half written.
+    let tokens = fs::read_to_string(team.file("tokens")).unwrap();
+    team.replace("tokens", &tokens[..80]);
+    eventually("it says what is wrong", || {
+        server.log().contains("what was read before goes on")
+    });
+    assert_eq!([&team.alice, &team.disk].map(|it| status(it)), [200, 200]);
+    // Alice is gone.
+    let others: Vec<&str> = tokens
+        .lines()
+        .filter(|it| !it.starts_with("alice"))
+        .collect();
+    team.replace("tokens", &others.join("\n"));
+    eventually("her token opens nothing", || status(&team.alice) == 401);
+    assert_eq!(status(&team.disk), 200);
+    // A new certificate and its key, by another CA: who trusts the old one alone does not take it.
+    let read = |name: &str| fs::read_to_string(team.file(name)).unwrap();
+    team.replace("web.key", &read("new.key"));
+    team.replace("web.pem", &read("new.pem"));
+    eventually("it has the new certificate", || status(&team.disk) == 0);
+    let other = team.file("other.pem").display().to_string();
+    let bearer = format!("Authorization: Bearer {}", team.disk);
+    let words = ["--cacert", &other, "-H", &bearer];
+    assert_eq!(server.curl("/api/recordings", &words).0, 200);
+}
+
+#[test]
+fn a_certificate_that_was_revoked_is_no_connection() {
+    let (team, place) = (Team::new(), TestDir::new("web"));
+    recording(&place);
+    fs::write(team.file("index.txt"), "").unwrap();
+    fs::write(team.file("number"), "01\n").unwrap();
+    let settings = "[ca]\ndefault_ca=ours\n[ours]\ndatabase=index.txt\ncrlnumber=number\n\
+                    default_md=sha256\ndefault_crl_days=2\n";
+    fs::write(team.file("ca.conf"), settings).unwrap();
+    let by_ca = |words: &str| {
+        let all = format!("ca -config ca.conf -keyfile ca.key -cert ca.pem {words}");
+        openssl(&team.dir.0, &all);
+    };
+    by_ca("-gencrl -out revoked.pem");
+    let server = team.serve(
+        &place.0,
+        &[
+            ("--tls-client-ca", "ca.pem"),
+            ("--tls-client-crl", "revoked.pem"),
+        ],
+    );
+    let [pem, key] = ["bob.pem", "bob.key"].map(|name| team.file(name).display().to_string());
+    let bob = || {
+        server
+            .curl("/api/recordings", &["--cert", &pem, "--key", &key])
+            .0
+    };
+    assert_eq!(bob(), 200);
+    by_ca("-revoke bob.pem");
+    by_ca("-gencrl -out revoked.pem");
+    eventually("bob is not spoken to", || bob() == 0);
 }
 
 #[test]
