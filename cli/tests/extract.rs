@@ -517,6 +517,49 @@ fn flows_are_ipfix_to_others() {
     let sent = it.scratch.path("sent.ipfix");
     fs::write(&sent, came).unwrap();
     assert_eq!(records(&tshark(&sent)), wanted);
+
+    if std::env::var_os("VNPLUG_LONG").is_some() {
+        let told = nfdump(&it.scratch.path("collected"), |to| {
+            assert_eq!(flows(&["--ipfix", to]).0, 0);
+        });
+        let counts = wanted.iter().map(|row| {
+            let words: Vec<&str> = row.split(' ').collect();
+            format!("{} {}", words[5], words[7])
+        });
+        let mut counts: Vec<String> = counts.collect();
+        counts.sort();
+        assert_eq!(told, counts);
+    }
+}
+
+/// What Debian's nfdump tells of flows that `export` sends to its collector: packets and bytes of IP of each.
+fn nfdump(directory: &Path, export: impl Fn(&str)) -> Vec<String> {
+    fs::create_dir(directory).unwrap();
+    let free = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let mut collector = std::process::Command::new("nfcapd")
+        .args(["-b", "127.0.0.1", "-p", &address.port().to_string(), "-w"])
+        .arg(directory)
+        .spawn()
+        .expect("nfcapd: apt-get install nfdump");
+    // It says nothing when it listens, or has written.
+    std::thread::sleep(Duration::from_secs(1));
+    export(&format!("udp://{address}"));
+    std::thread::sleep(Duration::from_secs(1));
+    let term = std::process::Command::new("kill")
+        .arg(collector.id().to_string())
+        .status();
+    assert!(term.unwrap().success() && collector.wait().unwrap().success());
+    let output = std::process::Command::new("nfdump")
+        .args(["-q", "-o", "fmt:%pkt|%byt", "-R"])
+        .arg(directory)
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap().replace(' ', "");
+    let mut told: Vec<String> = text.lines().map(|line| line.replace('|', " ")).collect();
+    told.sort();
+    told
 }
 
 fn tshark(file: &Path) -> String {
