@@ -360,6 +360,22 @@ fn a_move_that_fails_leaves_the_machine_attached_where_it_is() {
 }
 
 #[test]
+fn memory_of_a_group_is_unplugged_where_the_pool_goes_along() {
+    let group = ["--group", "ids=lab"];
+    let mut rig = Rig::new(&[&["--movable"], &group[..]].concat());
+    let target = rig.waiting();
+    let more = [&["--allow", "*"], &group[..]].concat();
+    let figures = succeeded(&rig.command(&target, &more).output().unwrap());
+    assert!(figures["unplugged_ms"].as_f64() > Some(20.0), "{figures}");
+    rig.moved_to(target);
+    let said = rig.run("vnplug count host:lab --group ids -t 1 2>&1");
+    assert!(said.contains(" 0 lost"), "{said}");
+    // What the other one read is not in the file.
+    let (marks, _) = rig.marks();
+    assert_eq!((marks.len(), marks[0].moved), (1, true));
+}
+
+#[test]
 fn a_move_with_memory_that_fails_leaves_it_and_its_channel_where_they_are() {
     let mut rig = Rig::new(&["--movable"]);
 
