@@ -240,8 +240,10 @@ impl Attach {
             ("--group", !self.groups.is_empty()),
             ("--grow", self.grow.is_some()),
             ("--incoming", self.incoming),
-            // It would come there empty.
-            ("--movable", self.movable),
+            (
+                "--movable: QEMU moves a virtio-pmem device without what is in it",
+                self.movable,
+            ),
         ];
         match others.iter().find(|(_, is_given)| *is_given) {
             Some((other, _)) if self.memory == Memory::Pmem => {
