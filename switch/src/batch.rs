@@ -47,6 +47,9 @@ pub(crate) struct Batch {
     from: Number,
     /// Packets that super-frames may become: what cuts them has work for each, at each port.
     packets: usize,
+    /// Bytes of all frames, and from how many on no more are taken.
+    bytes: usize,
+    enough: usize,
 }
 
 /// What is known of a frame beside its bytes.
@@ -69,7 +72,14 @@ impl Batch {
             longest,
             from: 0,
             packets: 0,
+            bytes: 0,
+            enough: usize::MAX,
         }
+    }
+
+    /// No more frames are taken when there are so many bytes.
+    pub(crate) fn until(self, enough: usize) -> Self {
+        Self { enough, ..self }
     }
 
     pub(crate) fn clear(&mut self) {
@@ -77,6 +87,7 @@ impl Batch {
         self.notes.clear();
         self.tails.clear();
         self.packets = 0;
+        self.bytes = 0;
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -99,16 +110,22 @@ impl Batch {
 
     /// How many more frames of the longest kind there is room for.
     pub(crate) fn room(&self) -> usize {
-        match self.packets < MAX_PACKETS {
-            true => self.inbox.room(),
-            false => 0,
+        match self.has_enough() {
+            true => 0,
+            false => self.inbox.room(),
         }
     }
 
     /// Whether there is room for one more frame of so many bytes.
     #[inline]
     pub(crate) fn has_room(&self, len: usize) -> bool {
-        self.packets < MAX_PACKETS && self.inbox.has_room(len)
+        !self.has_enough() && self.inbox.has_room(len)
+    }
+
+    /// It is work enough for a turn.
+    #[inline]
+    fn has_enough(&self) -> bool {
+        self.packets >= MAX_PACKETS || self.bytes >= self.enough
     }
 
     /// Takes at most `most` datagrams from a socket, each a frame; see [`Inbox::receive`].
@@ -123,6 +140,7 @@ impl Batch {
     ) -> io::Result<Rest> {
         let rest = self.inbox.receive(from, most, refuses);
         for at in self.notes.len()..self.inbox.len() {
+            self.bytes += self.inbox.get(at).0.len();
             self.notes.push(Note {
                 from: self.from,
                 offload: Offload::default(),
@@ -135,6 +153,9 @@ impl Batch {
 
     /// Forgets the frames from this one on.
     pub(crate) fn truncate(&mut self, len: usize) {
+        for at in len..self.len() {
+            self.bytes -= self.inbox.get(at).0.len();
+        }
         self.inbox.truncate(len);
         self.notes.truncate(len);
     }
@@ -195,6 +216,7 @@ impl Batch {
         if !self.has_room(len) || !self.inbox.push(len, |place| fill(&mut place[..copied])) {
             return false;
         }
+        self.bytes += len;
         self.notes.push(Note {
             from: self.from,
             offload,
@@ -324,6 +346,18 @@ mod tests {
         assert!(!batch.has_room(60) && batch.iter().all(|it| it.fault.is_none()));
         batch.clear();
         assert!(batch.has_room(60) && batch.room() == 64);
+    }
+
+    #[test]
+    fn a_turn_has_enough_when_it_has_so_many_bytes() {
+        let mut batch = Batch::new(64, 1514).until(4000);
+        let mut taken = 0;
+        while batch.push(1000, Offload::default(), |_| true) {
+            taken += 1;
+        }
+        assert_eq!((taken, batch.room()), (4, 0));
+        batch.clear();
+        assert!(batch.has_room(1000) && batch.room() == 64);
     }
 
     #[test]

@@ -297,6 +297,9 @@ const WAKER: u64 = u64::MAX;
 /// Frames that are taken in one turn, of all ports and of one.
 const BATCH: usize = 128;
 const EACH: usize = 64;
+/// Bytes of frames from which on a turn takes no more: they pass while they and what is written of them fit the
+/// processor's own cache, and their senders have their buffers back soon.
+const ENOUGH: usize = 256 << 10;
 /// Events that are looked at in one turn.
 const EVENTS: usize = 64;
 /// Turns without a look at ports that seemed to have nothing.

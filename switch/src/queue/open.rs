@@ -7,7 +7,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use vnplug_frame::MAX_BATCH;
 use vnplug_path::source::{Queue, QueueCounters, SourceError};
 
-use super::{BATCH, SENT_EACH, Switch, WAKER};
+use super::{BATCH, ENOUGH, SENT_EACH, Switch, WAKER};
 use crate::batch::Batch;
 use crate::board::Switchboard;
 use crate::config::SwitchConfig;
@@ -113,7 +113,7 @@ impl Switch {
             settings: Settings::default(),
             lost: Vec::new(),
             unlooked: 0,
-            came: Batch::new(BATCH, config.longest),
+            came: Batch::new(BATCH, config.longest).until(ENOUGH),
             sent: Batch::new(MAX_BATCH, SENT_EACH.max(config.longest)),
             taken: Vec::new(),
             is_unread: false,
