@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use vnplug_e2e::beside::{Ends, beside, bystand, liar, port_of};
 use vnplug_e2e::daemon::{Daemon, label, program, value};
-use vnplug_e2e::raw::{Raw, hello, open};
+use vnplug_e2e::raw::{Raw, open};
 use vnplug_ring::control::{Message, Role, VmKind, VmSpec};
 use vnplug_ring::layout::{HEAD, LIFE, READ, TAIL, WAKE_AT, WAKE_SEQ};
 use vnplug_testing::{Deadline, eventually, until};
@@ -252,10 +252,7 @@ fn a_truncated_pool_costs_its_vm_and_nobody_else() {
         let again = operator.attach_vm(spec).expect("the VM comes back");
         assert_eq!(again, ready);
         let mut agent = Raw::connect(control);
-        agent
-            .send(&hello(Role::Agent).encode(1, 0))
-            .expect("a channel");
-        assert!(matches!(agent.next(), Some((1, Message::Welcome { .. }))));
+        agent.hello(Role::Agent);
         operator.detach_vm("truncated").expect("it is detached");
     });
 }

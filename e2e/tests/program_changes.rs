@@ -90,18 +90,17 @@ fn read_marks(port: &mut Port, all: u64) -> [u64; 256] {
 /// How many frames have which first byte, until the port is gone.
 fn read_marks_to_the_end(port: &mut Port) -> [u64; 256] {
     let deadline = Deadline::new("the port is gone");
-    let mut marks = [0; 256];
+    let (mut marks, mut is_gone) = ([0; 256], false);
     loop {
         deadline.check();
         match port.next() {
             Ok(Next::Packet(packet)) => marks[usize::from(packet.bytes[0])] += 1,
             Ok(Next::Ended) => panic!("the source ended"),
-            Ok(Next::Nothing) => {
-                if port.wait(Some(Duration::from_millis(100))).is_err() {
-                    return marks;
-                }
+            // What came between the look and the end is still there.
+            Ok(Next::Nothing) if !is_gone => {
+                is_gone = port.wait(Some(Duration::from_millis(100))).is_err();
             }
-            Err(_) => return marks,
+            Ok(Next::Nothing) | Err(_) => return marks,
         }
     }
 }
@@ -416,15 +415,22 @@ fn who_may_not_is_refused() {
         let line = status.lines().find(|it| it.starts_with("CapEff:")).unwrap();
         line.to_owned()
     };
-    let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
-    let more = tasks.filter(|task| {
-        let dir = task.as_ref().unwrap().path();
-        let name = fs::read_to_string(dir.join("comm")).unwrap();
-        let own = rights(&fs::read_to_string(dir.join("status")).unwrap()) != rights(&status);
-        assert_eq!(own, name.trim() == "vnplug-programs", "{name}");
-        own
+    let more = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+        let tasks = tasks.map(|task| task.unwrap().path());
+        // One that ends meanwhile has neither.
+        let names = tasks.filter_map(|dir| {
+            let name = fs::read_to_string(dir.join("comm")).ok()?;
+            let own = rights(&fs::read_to_string(dir.join("status")).ok()?) != rights(&status);
+            own.then(|| name.trim().to_owned())
+        });
+        names.collect::<Vec<_>>()
+    };
+    // A thread has its name a moment after it began.
+    let found = until("the thread has its name", more, |names| {
+        !names.contains(&"vnplugd".to_owned())
     });
-    assert_eq!(more.count(), 1);
+    assert_eq!(found, ["vnplug-programs"]);
     client(&daemon).change_programs(add).unwrap();
 }
 
