@@ -58,6 +58,12 @@ impl Users {
         let bytes = secret::read(path, true)?;
         let about = |what: String| format!("{}: {what}", path.display());
         let text = String::from_utf8(bytes).map_err(|_| about("it is no text".into()))?;
+        // NB: a line that is cut before its last word would give more than the whole one.
+        if !text.is_empty() && !text.ends_with('\n') {
+            return Err(about(
+                "its last line has no end, as if it were half written".into(),
+            ));
+        }
         Self::parse(&text).map_err(about)
     }
 

@@ -289,9 +289,9 @@ fn files_that_change_are_read_again_and_wrong_ones_change_nothing() {
     let server = team.serve(&place.0, &[("--tokens", "tokens")]);
     let status = |token: &str| server.with_token("/api/recordings", token).0;
     assert_eq!([&team.alice, &team.disk].map(|it| status(it)), [200, 200]);
-    // Half written.
+    // Half written: with these words the last one might see everything.
     let tokens = fs::read_to_string(team.file("tokens")).unwrap();
-    team.replace("tokens", &tokens[..80]);
+    team.replace("tokens", tokens.strip_suffix(" recordings\n").unwrap());
     eventually("it says what is wrong", || {
         server.log().contains("what was read before goes on")
     });
@@ -301,7 +301,7 @@ fn files_that_change_are_read_again_and_wrong_ones_change_nothing() {
         .lines()
         .filter(|it| !it.starts_with("alice"))
         .collect();
-    team.replace("tokens", &others.join("\n"));
+    team.replace("tokens", &(others.join("\n") + "\n"));
     eventually("her token opens nothing", || status(&team.alice) == 401);
     assert_eq!(status(&team.disk), 200);
     // A new certificate and its key, by another CA: who trusts the old one alone does not take it.
