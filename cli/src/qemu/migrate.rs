@@ -458,6 +458,8 @@ impl Migrate {
     /// Attaches the machine here again, if it is here; true if something was to be done.
     fn undo(&self, qemu: &mut Qmp, connect: Connect<'_>, owner: u64) -> Result<bool, Failure> {
         let name = &self.vm.name;
+        // NB: first. While QEMU may send the machine nobody may write what it sends.
+        self.stays_here(qemu)?;
         let ready = match connect()?.hold_vm(name, owner, false) {
             Ok(ready) => ready,
             Err(vnplug::Error::Refused { code, .. }) if code == code::NOT_FOUND => {
@@ -473,6 +475,31 @@ impl Migrate {
             .collect();
         self.plug_again(qemu, &missing, &ready)?;
         Ok(true)
+    }
+
+    /// Waits until QEMU says that the machine is here and stays here.
+    fn stays_here(&self, qemu: &mut Qmp) -> Result<(), Failure> {
+        let until = Instant::now() + CANCEL_LIMIT;
+        let mut is_told = false;
+        loop {
+            let what = match standing(qemu)? {
+                (Standing::Here, _) => return Ok(()),
+                (Standing::Gone, _) => "the machine is at the target",
+                (Standing::Moving, _) if Instant::now() < until => {
+                    if !is_told {
+                        qemu.execute("migrate_cancel", json!({}))?;
+                        is_told = true;
+                    }
+                    std::thread::sleep(TURN);
+                    continue;
+                }
+                (Standing::Moving, _) => "QEMU goes on sending the machine",
+            };
+            return Err(Failure::about(
+                &self.vm.name,
+                format!("{what}; it stays held"),
+            ));
+        }
     }
 
     fn plug_again(
@@ -507,7 +534,10 @@ impl Migrate {
     ) -> Failure {
         // First what the machine needs; the target may be out of reach.
         let undone = self.undo(qemu, connect, owner);
-        if let Some(target) = target {
+        // Where it is not known that the machine stays here it may still come there.
+        if undone.is_ok()
+            && let Some(target) = target
+        {
             target.cancel();
         }
         match undone {
@@ -579,6 +609,8 @@ pub(super) fn standing(qemu: &mut dyn Monitor) -> Result<(Standing, Value), Moni
 const READY_LIMIT: Duration = Duration::from_secs(60);
 /// How long QEMU may answer nothing while it sends the machine.
 const SILENCE: Duration = Duration::from_secs(60);
+/// How long QEMU may go on sending a machine when it was told not to.
+const CANCEL_LIMIT: Duration = Duration::from_secs(20);
 const ATTACHED_LIMIT: Duration = Duration::from_secs(60);
 /// Between looks at the daemon and at QEMU.
 const TURN: Duration = Duration::from_millis(10);
