@@ -139,7 +139,7 @@ impl Flows {
     }
 }
 
-/// Sends all flows as IPFIX.
+/// How a flow is shown.
 fn name(flow: &Flow) -> String {
     let (from, to, word) = (flow.from, flow.to, word(flow.protocol));
     match (flow.icmp(), flow.ports) {
@@ -149,6 +149,7 @@ fn name(flow: &Flow) -> String {
     }
 }
 
+/// Sends all flows as IPFIX.
 fn export(target: &ipfix::Target, flows: &[(Flow, Sum)], other: Sum) -> Result<(), Failure> {
     let mut exporter = ipfix::Exporter::open(target)?;
     for (flow, sum) in flows {
