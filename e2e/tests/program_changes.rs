@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use vnplug::{Client, Error, Next, Port, ProgramChange, ProgramInfo};
+use vnplug::{Client, Error, Next, Port, ProgramChange, ProgramInfo, SourceRequest};
 use vnplug_e2e::daemon::Daemon;
 use vnplug_e2e::reading::end_of;
 use vnplug_e2e::third_party::build_bpf;
@@ -87,6 +87,24 @@ fn read_marks(port: &mut Port, all: u64) -> [u64; 256] {
     marks
 }
 
+/// How many frames have which first byte, until the port is gone.
+fn read_marks_to_the_end(port: &mut Port) -> [u64; 256] {
+    let deadline = Deadline::new("the port is gone");
+    let (mut marks, mut is_gone) = ([0; 256], false);
+    loop {
+        deadline.check();
+        match port.next() {
+            Ok(Next::Packet(packet)) => marks[usize::from(packet.bytes[0])] += 1,
+            Ok(Next::Ended) => panic!("the source ended"),
+            // What came between the look and the end is still there.
+            Ok(Next::Nothing) if !is_gone => {
+                is_gone = port.wait(Some(Duration::from_millis(100))).is_err();
+            }
+            Ok(Next::Nothing) | Err(_) => return marks,
+        }
+    }
+}
+
 /// Each frame has one mark, of the version that counted it. One that both had judged would have another one, and one that neither
 /// had judged none.
 fn judged_once(lab: &Lab, looking: &mut Client, marks: &[u64; 256]) {
@@ -101,15 +119,12 @@ fn judged_once(lab: &Lab, looking: &mut Client, marks: &[u64; 256]) {
 
 #[test]
 fn replaced_a_hundred_times_every_frame_is_judged_by_one_version() {
-    // A second, in which it is replaced all the time.
-    const FRAMES: u64 = 20_000;
     let lab = Lab::new().unwrap();
     let versions = [0, 1].map(|it| version(&lab, &format!("v{it}"), it, (it + 1, 2)));
     let program = spec("marks", &versions[0], "");
-    let source = format!("lab=gen,size=60,pps=20000,count={FRAMES},start=attach");
     let args = [
         "--source",
-        &source,
+        "lab=gen,size=60,pps=20000,start=attach",
         "--program",
         &program,
         "--change-programs",
@@ -124,9 +139,14 @@ fn replaced_a_hundred_times_every_frame_is_judged_by_one_version() {
             let text = spec("marks", &versions[time % 2], "");
             replace(&mut changing, text).unwrap();
         }
-        [0, 1].map(|it| number(&mut changing, "judged", it))
+        let judged = [0, 1].map(|it| number(&mut changing, "judged", it));
+        let name = "lab".to_owned();
+        changing
+            .change_sources(SourceRequest::Remove { name })
+            .unwrap();
+        judged
     });
-    let marks = read_marks(&mut port, FRAMES);
+    let marks = read_marks_to_the_end(&mut port);
     let judged = changes.join().unwrap();
     println!("while it was replaced 100 times: {judged:?} frames");
     assert!(judged.iter().all(|it| *it > 100), "{judged:?}");

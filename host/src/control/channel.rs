@@ -154,10 +154,9 @@ impl Control {
             return Err(Refusal::new(code::EXISTS, what));
         }
         let ready = vm.ready(&self.vms.dirs.state);
-        let word = if held { "held" } else { "let go" };
-        log::info!(target: "vm", "VM {name:?} is {word}");
         if !held {
             vm.set_held(None, &self.vms.dirs.state)?;
+            log::info!(target: "vm", "VM {name:?} is let go");
             return Ok(ready);
         }
         let mut read = vm.held().cloned().unwrap_or_default();
@@ -168,12 +167,8 @@ impl Control {
             read.insert(source.to_owned());
         }
         vm.set_held(Some(read), &self.vms.dirs.state)?;
-        for (port, _) in &over {
-            vm.places.linger(self.hub.places_of(*port));
-        }
-        // Closed first: who is told before still reads, and then leaves what comes last.
-        self.close_soon(&viewer, over.iter().map(|(port, _)| *port).collect());
-        self.tell_gone(token, &over, MOVES);
+        log::info!(target: "vm", "VM {name:?} is held");
+        self.end_ports(token, &over, MOVES);
         Ok(ready)
     }
 

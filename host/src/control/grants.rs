@@ -343,13 +343,24 @@ impl Control {
 
     /// Closes ports; those who opened them are told why.
     pub(super) fn end_ports(&mut self, asked_by: u64, over: &[(u32, Peer)], why: &str) {
-        self.tell_gone(asked_by, over, why);
         let mut by_owner: HashMap<Peer, Vec<u32>> = HashMap::new();
+        self.keep_places(over);
         for (port, owner) in over {
             by_owner.entry(owner.clone()).or_default().push(*port);
         }
+        // Closed first: who is told before still reads, and then leaves what comes last.
         for (owner, ports) in by_owner {
             self.close_soon(&owner, ports);
+        }
+        self.tell_gone(asked_by, over, why);
+    }
+
+    /// What VMs map of these ports is not given to others before they say that they do not any more.
+    fn keep_places(&mut self, ports: &[(u32, Peer)]) {
+        for (port, owner) in ports {
+            if let Some(vm) = self.vms.of_mut(owner) {
+                vm.places.linger(self.hub.places_of(*port));
+            }
         }
     }
 
@@ -357,12 +368,7 @@ impl Control {
     /// any case.
     pub(super) fn tell_gone(&mut self, asked_by: u64, ports: &[(u32, Peer)], reason: &str) {
         let all: HashSet<u32> = ports.iter().map(|(port, _)| *port).collect();
-        for (port, owner) in ports {
-            // What it maps is not given to others before it says that it does not any more.
-            if let Some(vm) = self.vms.of_mut(owner) {
-                vm.places.linger(self.hub.places_of(*port));
-            }
-        }
+        self.keep_places(ports);
         let mut tokens = HashSet::new();
         for (token, app, port) in self.sessions.openers(&all) {
             if tokens.insert(token) {
