@@ -78,6 +78,7 @@ pub(crate) async fn watch(files: Files, mut seen: Vec<Stamp>, tls: Option<Tls>, 
     if files.all().next().is_none() {
         return;
     }
+    let mut said = String::new();
     loop {
         tokio::time::sleep(LOOK).await;
         let (asked, before) = (files.clone(), seen.clone());
@@ -89,9 +90,9 @@ pub(crate) async fn watch(files: Files, mut seen: Vec<Stamp>, tls: Option<Tls>, 
         let Ok(Some((now, read))) = read.await else {
             continue;
         };
-        seen = now;
         match read {
             Ok(trust) => {
+                (seen, said) = (now, String::new());
                 if let (Some(tls), Some(new)) = (&tls, trust.tls) {
                     *tls.write().unwrap_or_else(PoisonError::into_inner) = new;
                 }
@@ -100,7 +101,12 @@ pub(crate) async fn watch(files: Files, mut seen: Vec<Stamp>, tls: Option<Tls>, 
                 }
                 log::warn!("certificates and tokens have changed, and are read again");
             }
-            Err(error) => log::error!("what was read before goes on: {error}"),
+            // It is tried again: what is wrong may pass without a change of the files.
+            Err(error) if error == said => {}
+            Err(error) => {
+                log::error!("what was read before goes on: {error}");
+                said = error;
+            }
         }
     }
 }
