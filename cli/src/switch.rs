@@ -1,8 +1,9 @@
-//! `vnplug switch`: switches as they are, their settings at run time, and closing a port.
+//! `vnplug switch`: switches as they are, their settings and entrances at run time, new ones and the end of one, and closing a
+//! port.
 
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
-use vnplug::{Client, Counted};
+use vnplug::{Client, Counted, SourceRequest};
 use vnplug_ring::counters::label;
 
 use crate::failure::{Failure, OK, Outcome, USAGE};
@@ -16,6 +17,10 @@ pub(crate) enum Switch {
     List(List),
     /// Show a switch: its settings, its ports, who has them and what went through them
     Show(Show),
+    /// Make one more switch, until the daemon ends or for good
+    Add(Add),
+    /// Remove a switch, with all its ports and entrances, and what was set of it
+    Rm(Rm),
     /// Set something of a switch or of one of its ports, for good
     Set(Set),
     /// Close a port of a switch; its program may join again
@@ -57,7 +62,40 @@ pub(crate) struct Show {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  vnplug switch add lan1
+  vnplug switch add --keep lan1,vde=/run/vnplug/lan1.ctl,mode=660,group=vde
+  vnplug switch add lan1,vhost=/run/vnplug/lan1.sock,uplink=eth1
+
+It is written as on the daemon's command line (docs/switch.md). Its sockets must lie where the daemon's user may make files.
+Uplinks by AF_XDP and twins take rights that the daemon has given up: they need the configuration file and a new start.")]
+pub(crate) struct Add {
+    /// The switch, as with --switch of vnplugd: NAME,OPTION=VALUE…
+    #[arg(value_name = "SPEC")]
+    spec: String,
+    /// Make it in the next daemon, too, until `vnplug switch rm`
+    #[arg(long)]
+    keep: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  vnplug switch rm lan1
+
+Whoever reads it or takes part in it is told that it is gone. One of the daemon's configuration is there again when the daemon
+starts.")]
+pub(crate) struct Rm {
+    /// The switch, as `vnplug switch list` shows it
+    #[arg(value_name = "SWITCH")]
+    name: String,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
   vnplug switch set lan0 hub=yes
+  vnplug switch set lan0 stream=/run/vnplug/lan0.stream
+  vnplug switch set lan0 vde=no
   vnplug switch set lan0 age=60 hold=0 --once
 
 It is set at once, and again when the daemon starts. `docs/switch.md` has the settings.")]
@@ -109,6 +147,17 @@ impl Switch {
                     out::raw(&text)?;
                 }
             }
+            Self::Add(Add { spec, keep }) => {
+                let text = source(spec)?;
+                connect()?.change_sources(SourceRequest::Add { text, keep: *keep })?;
+            }
+            Self::Rm(Rm { name }) => {
+                let mut client = connect()?;
+                let name = name.strip_prefix("host:").unwrap_or(name).to_owned();
+                // It says so if it is no switch.
+                client.show_switch(&name, 0, false)?;
+                client.change_sources(SourceRequest::Remove { name })?;
+            }
             Self::Set(set) => {
                 let (name, port) = place(&set.name)?;
                 let text = set.settings.join(" ");
@@ -121,6 +170,17 @@ impl Switch {
         }
         Ok(OK)
     }
+}
+
+/// A switch as a source: NAME,OPTION=VALUE… becomes NAME=switch,OPTION=VALUE….
+fn source(spec: &str) -> Result<String, Failure> {
+    let (name, options) = spec.split_once(',').unwrap_or((spec, ""));
+    if name.contains('=') {
+        let what = format!("{spec}: write NAME,OPTION=VALUE,…");
+        return Err(Failure::with_code(USAGE, what));
+    }
+    let comma = if options.is_empty() { "" } else { "," };
+    Ok(format!("{name}=switch{comma}{options}"))
 }
 
 /// The switch and the port of a name as people write it; 0 = the whole switch.
@@ -369,6 +429,14 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn a_switch_is_added_as_a_source_of_its_kind() {
+        assert_eq!(source("lan1").unwrap(), "lan1=switch");
+        let text = source("lan1,vde=/run/x,mode=660").unwrap();
+        assert_eq!(text, "lan1=switch,vde=/run/x,mode=660");
+        assert!(source("lan1=switch,vde=/run/x").is_err());
     }
 
     #[test]

@@ -170,10 +170,12 @@ fn serve(
         programs: twins.of_sources(),
         entrance: Arc::default(),
         kept: Arc::clone(kept),
+        is_late: false,
     };
+    let mut switches = Switches::new(&config.state_dir);
     let (mut open, mut patterns) = (Vec::new(), Vec::new());
     for spec in &config.sources {
-        match Opened::open(spec, &means)? {
+        match open_as_set(spec, &switches, &means)? {
             Opened::One(source) => open.push(*source),
             Opened::Many(pattern) => patterns.push(*pattern),
         }
@@ -185,7 +187,7 @@ fn serve(
             log::warn!(target: "source", "source {:?} is kept, and is another one in the configuration", spec.name());
             continue;
         }
-        match Opened::open(spec, &means) {
+        match open_as_set(spec, &switches, &means) {
             Ok(Opened::One(source)) => open.push(*source),
             Ok(Opened::Many(pattern)) => patterns.push(*pattern),
             // The daemon does not fail for what was added once.
@@ -243,14 +245,13 @@ fn serve(
     hub.jit = jit.clone();
     hub.twins = twins;
     config.check_terms()?;
-    let mut switches = Switches::new(&config.state_dir);
     for source in &open {
         if let Some(board) = source.board() {
             let joiners: Vec<_> = policy.joiners(source.name()).collect();
             if !joiners.is_empty() {
                 board.grant(joiners.into_iter().filter_map(user_grant).collect());
             }
-            switches.restore(source.name(), board);
+            switches.restore(source.spec(), board);
         }
     }
     for (source, number) in open.into_iter().zip(0_u16..) {
@@ -297,6 +298,7 @@ fn serve(
         config,
         patterns,
         read_again: Arc::new(read_again),
+        user,
         entrance,
         kept: Arc::clone(kept),
         watch,
@@ -319,6 +321,26 @@ fn serve(
     control
         .run()
         .map_err(|error| format!("the control loop failed: {error}"))
+}
+
+/// Opens a source; a switch with the entrances that were set at run time, but for those that cannot be any more.
+fn open_as_set(spec: &SourceSpec, switches: &Switches, means: &Means) -> Result<Opened, String> {
+    let mut all = switches.kept_entrances(spec);
+    let error = match Opened::open(&spec.with(&all), means) {
+        Err(error) if !all.is_empty() => error,
+        opened => return opened,
+    };
+    // What is wrong without any of them is not theirs.
+    drop(Opened::open(spec, means)?);
+    let mut possible = Vec::new();
+    for text in all.drain(..) {
+        possible.push(text);
+        if Opened::open(&spec.with(&possible), means).is_err() {
+            let text = possible.pop();
+            log::error!(target: "source", "{error}: {text:?} was set at run time, and is left out");
+        }
+    }
+    Opened::open(&spec.with(&possible), means)
 }
 
 /// What must be done when the process ends without its threads, as it would be if they ended.
@@ -420,6 +442,11 @@ fn look_through(config: &Config) -> Result<(), String> {
     let group = config.socket_group.as_deref().map(privileges::group);
     group.transpose().map_err(|error| error.to_string())?;
     config.check_terms()?;
+    let means = Means::default();
+    for spec in config.sources.iter().filter(|it| it.is_switch()) {
+        let options = spec.entrances_and_settings(&means);
+        options.map_err(|error| spec.blame(&error, &means))?;
+    }
     let mut compiler = Compiler::new("/proc/self/exe".into());
     check_grants(config, &mut compiler)
 }

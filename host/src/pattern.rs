@@ -43,7 +43,7 @@ impl Opened {
             false => spec.open(means).map(Box::new).map(Self::One),
             true => OpenPattern::open(spec, means).map(Box::new).map(Self::Many),
         };
-        opened.map_err(|error| spec.blame(&error))
+        opened.map_err(|error| spec.blame(&error, means))
     }
 
     pub(crate) fn name(&self) -> &str {

@@ -20,6 +20,10 @@ pub(crate) struct Difference {
     pub(crate) open: Vec<SourceSpec>,
     /// Names of sources that are to be no more, or to be others.
     pub(crate) close: Vec<String>,
+    /// Switches whose settings and entrances become others while they run.
+    pub(crate) reset: Vec<SourceSpec>,
+    /// Sources that wait until the daemon starts again, and for what.
+    waiting: BTreeMap<String, String>,
     /// Names of programs, and what becomes of each: `added`, `changed`, `removed`.
     pub(crate) programs: BTreeMap<String, &'static str>,
     /// Those that are to be loaded.
@@ -39,8 +43,14 @@ impl Difference {
         for spec in &new.sources {
             match old.sources.iter().find(|old| old.name() == spec.name()) {
                 Some(old) if old == spec => {}
+                Some(old) if old.is_switch() && spec.is_switch() => {
+                    match spec.not_while_it_runs(old)[..] {
+                        [] => it.reset.push(spec.clone()),
+                        ref keys => it.put_off_source(spec.name(), &keys.join(", ")),
+                    }
+                }
                 Some(old) if !old.may_change() || !spec.may_change() => {
-                    it.restart.push(format!("source {}", spec.name()));
+                    it.put_off_source(spec.name(), "");
                 }
                 Some(_) => {
                     it.close.push(spec.name().to_owned());
@@ -81,6 +91,14 @@ impl Difference {
         it
     }
 
+    /// A source's change waits until the daemon starts again, for this.
+    pub(crate) fn put_off_source(&mut self, name: &str, why: &str) {
+        self.close.retain(|it| it != name);
+        self.open.retain(|it| it.name() != name);
+        self.reset.retain(|it| it.name() != name);
+        self.waiting.insert(name.to_owned(), why.to_owned());
+    }
+
     /// A program's change waits until the daemon starts again.
     pub(crate) fn put_off(&mut self, program: &str) {
         self.programs.remove(program);
@@ -107,6 +125,8 @@ impl Difference {
             };
             told.push((format!("source {name}"), what));
         }
+        let reset = self.reset.iter();
+        told.extend(reset.map(|spec| (format!("source {}", spec.name()), "changed")));
         let programs = self.programs.iter();
         told.extend(programs.map(|(name, what)| (format!("program {name}"), *what)));
         let grants = |all: &[(GrantKind, Given)], what| {
@@ -116,8 +136,12 @@ impl Difference {
         };
         told.extend(grants(&self.taken, "removed"));
         told.extend(grants(&self.given, "added"));
-        let restart = self.restart.iter();
-        told.extend(restart.map(|name| (name.clone(), "restart")));
+        let waiting = self.waiting.iter().map(|(name, why)| match &**why {
+            "" => format!("source {name}"),
+            why => format!("source {name} ({why})"),
+        });
+        let restart = waiting.chain(self.restart.iter().cloned());
+        told.extend(restart.map(|name| (name, "restart")));
         told
     }
 
@@ -133,7 +157,7 @@ impl Difference {
             ..
         } = new;
         // What waits stays different, so that it is told again.
-        let waits = |spec: &SourceSpec| self.restart.contains(&format!("source {}", spec.name()));
+        let waits = |spec: &SourceSpec| self.waiting.contains_key(spec.name());
         let (mut kept, _): (Vec<_>, Vec<_>) = std::mem::take(&mut old.sources)
             .into_iter()
             .partition(waits);
@@ -225,6 +249,8 @@ mod tests {
             "gone=gen",
             "--switch",
             "lan0",
+            "--switch",
+            "lan1",
             "--allow",
             "uid:1=a:ip",
             "--allow",
@@ -241,7 +267,9 @@ mod tests {
             "--source",
             "new=gen",
             "--switch",
-            "lan0,hub=yes",
+            "lan0,hub=yes,stream=/nowhere/x",
+            "--switch",
+            "lan1,ports=5,hub=yes,uplink=eth1",
             "--allow",
             "uid:1=a:arp",
             "--allow",
@@ -261,16 +289,17 @@ mod tests {
                 ("source b", "changed"),
                 ("source gone", "removed"),
                 ("source new", "added"),
+                ("source lan0", "changed"),
                 ("grant see uid:1=a:ip", "removed"),
                 ("grant see uid:1=a:arp", "added"),
-                ("source lan0", "restart"),
+                ("source lan1 (ports, uplink)", "restart"),
                 ("jit", "restart"),
             ]
         );
         difference.done(&mut old, new);
         let again = Difference::between(&old, &config(&words), |_| ()).told();
         let names: Vec<_> = again.iter().map(|(name, _)| &**name).collect();
-        assert_eq!(names, ["source lan0", "jit"]);
+        assert_eq!(names, ["source lan1 (ports, uplink)", "jit"]);
     }
 
     #[test]

@@ -29,6 +29,7 @@ use vnplug_frame::witness::Protocol;
 
 use self::options::Options;
 pub(crate) use self::star::Star;
+pub(crate) use self::switch::is_entrance;
 use crate::hub::{Early, Source, SourcePrograms};
 use vnplug_os::kept::Kept;
 use vnplug_os::namespace::Entrance;
@@ -68,11 +69,13 @@ pub struct Means {
     pub entrance: Arc<Entrance>,
     /// What the service manager keeps over a restart.
     pub kept: Arc<Kept>,
+    /// The daemon runs, and has given up what it needs no more.
+    pub is_late: bool,
 }
 
 /// A source whose queues are open and whose threads have not begun.
 pub struct OpenSource {
-    name: String,
+    spec: SourceSpec,
     kind: &'static str,
     description: String,
     interface: Option<Interface>,
@@ -151,8 +154,19 @@ impl SourceSpec {
     }
 
     /// An error of this source, with its name.
-    pub(crate) fn blame(&self, error: &SourceError) -> String {
-        let error = error.to_string();
+    pub(crate) fn blame(&self, error: &SourceError, means: &Means) -> String {
+        let is_denied = error
+            .cause
+            .as_ref()
+            .is_some_and(|it| it.kind() == std::io::ErrorKind::PermissionDenied);
+        let mut error = error.to_string();
+        if is_denied && means.is_late && self.is_switch() {
+            let us = rustix::process::geteuid().as_raw();
+            error += &format!(
+                " (the daemon runs as user {us}: name a place where that may make files, or put it into the configuration and start \
+                 the daemon again)"
+            );
+        }
         match error.contains(&format!("{:?}", self.name)) {
             true => error,
             false => format!("source {:?}: {error}", self.name),
@@ -214,7 +228,7 @@ impl SourceSpec {
             "af_xdp" => af_xdp::open(&mut options, &mut interface, files, program.as_ref())?,
             "pcap" => pcap(&mut options)?,
             "gen" => generator(&mut options)?,
-            SWITCH => switch::open(&mut options, &mut board, &mut locks_memory, means.user)?,
+            SWITCH => switch::open(&mut options, &mut board, &mut locks_memory, means)?,
             kind => {
                 return Err(SourceError::new(format!(
                     "source {:?}: no kind {kind:?}; there are af_packet, af_xdp, pcap, gen and switch",
@@ -235,7 +249,7 @@ impl SourceSpec {
             Some(pattern) => format!("{description}, of {pattern}"),
         };
         Ok(OpenSource {
-            name: self.name.clone(),
+            spec: self.clone(),
             kind,
             description,
             interface,
@@ -294,7 +308,12 @@ impl FromStr for SourceSpec {
 impl OpenSource {
     /// The name that readers use.
     pub(crate) fn name(&self) -> &str {
-        &self.name
+        &self.spec.name
+    }
+
+    /// As it was written.
+    pub(crate) fn spec(&self) -> &SourceSpec {
+        &self.spec
     }
 
     /// What speaks to it, if it is a switch.
@@ -306,7 +325,7 @@ impl OpenSource {
     pub(crate) fn program_in_kernel(&self) -> Option<(&str, String)> {
         let program = self.in_kernel.as_deref()?;
         let at = self.interface.as_ref().map_or("", |it| it.name());
-        Some((program, format!("xdp:{at} source {}", self.name)))
+        Some((program, format!("xdp:{at} source {}", self.name())))
     }
 
     /// Whether it must be able to lock memory once more, when its interface comes back.
@@ -348,7 +367,7 @@ impl OpenSource {
         let mut shares: Vec<Vec<_>> = (0..threads).map(|_| Vec::new()).collect();
         for (queue, at) in self.queues.into_iter().zip(0_u16..) {
             let options = WorkerOptions {
-                name: format!("{}@{at}", self.name),
+                name: format!("{}@{at}", self.spec.name),
                 source: number,
                 queue: at,
                 hold: self.hold,
@@ -359,12 +378,12 @@ impl OpenSource {
         let mut of_thread = Vec::new();
         for (at, share) in shares.into_iter().enumerate() {
             let thread = ThreadOptions {
-                name: format!("{}@{at}", self.name),
+                name: format!("{}@{at}", self.spec.name),
                 cpu: self.cpus.get(at).copied(),
             };
             let started = engine::start(share, thread);
             let started = started
-                .map_err(|error| SourceError::io(format!("source {:?}", self.name), error))?;
+                .map_err(|error| SourceError::io(format!("source {:?}", self.spec.name), error))?;
             of_thread.push(started.into_iter());
         }
         // In the order of their queues again.
@@ -373,7 +392,7 @@ impl OpenSource {
             workers.push(worker);
         }
         Ok(Source {
-            name: self.name,
+            name: self.spec.name,
             kind: self.kind,
             description: self.description,
             link_type: LINKTYPE_ETHERNET,

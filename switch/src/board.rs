@@ -3,7 +3,6 @@
 //! Nothing here waits for the thread that forwards; who asks how it is looks for the answer later.
 
 use std::num::NonZeroU16;
-use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -11,6 +10,7 @@ use std::time::Instant;
 use vnplug_ring::direct::Table;
 
 use crate::control::{Change, Line, PATIENCE, Told};
+use crate::entrances::Entrances;
 use crate::forward::Number;
 use crate::roster::{Grant, Granted, Holder, Roster, locked};
 use crate::settings::PortSettings;
@@ -21,7 +21,7 @@ use crate::show::{NOT_OF_RINGS, Shown};
 pub struct Switchboard {
     pub(crate) roster: Arc<Mutex<Roster>>,
     pub(crate) line: Line,
-    pub(crate) entrances: Arc<[(&'static str, PathBuf)]>,
+    pub(crate) entrances: Arc<Entrances>,
 }
 
 /// A switch that was asked how it is.
@@ -34,11 +34,6 @@ pub struct Asked {
 }
 
 impl Switchboard {
-    /// The switch's entrances, each by the name of its option, and where they are.
-    pub fn entrances(&self) -> &[(&'static str, PathBuf)] {
-        &self.entrances
-    }
-
     /// Takes a port whose frames go through rings: the wanted one, or the first that is free. A
     /// `grant` says what it may and may not, before its first frame comes or goes.
     ///
@@ -233,7 +228,7 @@ mod tests {
         let board = Switchboard {
             roster: Roster::new((3, 2), Settings::default()),
             line,
-            entrances: Arc::new([]),
+            entrances: Arc::default(),
         };
         (board, inlet)
     }

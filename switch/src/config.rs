@@ -60,24 +60,6 @@ impl SwitchConfig {
             vhost: VhostConfig::default(),
         }
     }
-
-    /// The entrances that it has, each by the name of its option, and where they are.
-    pub fn entrances(&self) -> Vec<(&'static str, PathBuf)> {
-        let sockets = &self.sockets;
-        let all = [
-            ("vde", self.vde.as_ref().map(|vde| &vde.dir)),
-            ("vhost", self.vhost.path.as_ref()),
-            ("stream", sockets.stream.as_ref()),
-            ("bess", sockets.bess.as_ref()),
-            ("dgram", sockets.dgram.as_ref()),
-        ];
-        let given = |(name, path): (&'static str, Option<&PathBuf>)| {
-            // A directory that is gone cannot be named.
-            let path = std::path::absolute(path?);
-            path.ok().map(|path| (name, path))
-        };
-        all.into_iter().filter_map(given).collect()
-    }
 }
 
 /// Bytes of a frame with an MTU of 9,216, with two tags.

@@ -31,6 +31,7 @@
 //! | `show.rs` | what an operator sees of it, and changes at run time |
 //! | `roster.rs` | which ports are taken, and by whom |
 //! | `control.rs` | how other threads speak to the one that forwards |
+//! | `entrances.rs` | which entrances there are, and how they come and go |
 //! | `porter.rs` | what entrances have in common: threads, files, strangers |
 //! | `backlog.rs` | frames that wait for a reader |
 //! | `vhost/` | the entrance for virtual machines |
@@ -46,6 +47,7 @@ pub mod counts;
 mod direct;
 mod edits;
 mod emulation;
+mod entrances;
 mod exits;
 pub mod forward;
 mod link;
@@ -66,6 +68,7 @@ mod vhost;
 
 pub use board::{Asked, Switchboard, check_grant};
 pub use config::{SwitchConfig, VdeConfig};
+pub use entrances::{EntranceChange, Gone};
 pub use porter::Access;
 pub use queue::Switch;
 pub use roster::{Grant, Holder};

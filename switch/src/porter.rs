@@ -72,7 +72,10 @@ impl Access {
     /// Listens at a path for connections of this kind.
     pub(crate) fn listen(&self, path: &Path, kind: SocketType) -> io::Result<OwnedFd> {
         let listener = socket::listen_for(path, self.mode, kind)?;
-        self.give(path)?;
+        self.give(path).inspect_err(|_| {
+            // A socket that nobody serves only misleads.
+            let _ = std::fs::remove_file(path);
+        })?;
         Ok(listener)
     }
 }

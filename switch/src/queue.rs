@@ -17,9 +17,9 @@ use vnplug_path::source::{QueueCounters, Received};
 use crate::batch::Batch;
 use crate::control::Inlet;
 use crate::direct::Directs;
+use crate::entrances::Served;
 use crate::exits::Exits;
 use crate::forward::{Forwarder, Loop, Number};
-use crate::link::Entrance;
 use crate::settings::Settings;
 use crate::turn::{Passed, Sink, Spare};
 use crate::twin::Twin;
@@ -32,7 +32,7 @@ pub struct Switch {
     exits: Exits,
     directs: Directs,
     inlet: Inlet,
-    entrances: Vec<Box<dyn Entrance>>,
+    entrances: Served,
     uplinks: Uplinks,
     /// The entrances are open.
     is_open: bool,
@@ -67,7 +67,7 @@ impl Switch {
     #[cold]
     fn begin(&mut self) {
         self.is_open = true;
-        self.entrances.iter_mut().for_each(|it| it.open());
+        self.entrances.0.begin();
     }
 
     fn now_us(&self) -> u64 {

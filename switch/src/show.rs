@@ -129,6 +129,46 @@ impl Switchboard {
         Ok(())
     }
 
+    /// Whether its configuration could say this of it.
+    ///
+    /// # Errors
+    /// What is not possible of an uplink.
+    pub fn may_be_said(&self, first: &Settings) -> Result<(), String> {
+        let roster = locked(&self.roster);
+        let mut uplinks = roster.holders().filter(|(_, it)| it.way == UPLINK);
+        let merges = |number: &Number| {
+            let own = first.ports.get(number);
+            own.is_some_and(|it| it.gro > 0 || it.expands_acks)
+        };
+        match uplinks.find(|(number, _)| merges(number)) {
+            None => Ok(()),
+            Some((number, _)) => Err(format!("port {number} {NOT_OF_UPLINKS}")),
+        }
+    }
+
+    /// From now on this is what the configuration says of it. What was set at run time is undone, but for VLANs that were made
+    /// on the console and for what grants say.
+    pub fn say_anew(&self, first: Settings) {
+        let mut roster = locked(&self.roster);
+        if roster.first == first {
+            return;
+        }
+        let mut settings = first.clone();
+        settings.vlans.extend(&roster.settings.vlans);
+        let now = roster.settings.clone();
+        for (number, granted) in &mut roster.granted {
+            granted.before = settings.ports.get(number).cloned();
+            let mut own = settings.default.clone();
+            // It was possible when the port joined.
+            let applied = own.apply(&granted.text);
+            let own = applied.map_or_else(|_| now.of(*number).clone(), |()| own);
+            settings.ports.insert(*number, own);
+        }
+        (roster.first, roster.settings) = (first, settings);
+        let whole = Box::new(roster.settings.clone());
+        self.line.send(Change::Whole(whole));
+    }
+
     /// The switch as it is; `None` if it does not answer.
     pub fn show(&self) -> Option<Shown> {
         Some(self.shown(&self.line.ask()?))

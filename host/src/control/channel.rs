@@ -331,6 +331,7 @@ impl Control {
         self.read_again();
         self.programs_made();
         self.opened_sources();
+        self.entrances_changed();
         self.patterns_told();
         let names: Vec<String> = self.vms.served.keys().cloned().collect();
         for name in names {

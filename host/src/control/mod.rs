@@ -18,6 +18,7 @@ mod channel;
 mod closing;
 mod compile;
 mod elsewhere;
+mod entrances;
 mod grants;
 mod groups;
 mod kept;
@@ -57,6 +58,7 @@ use crate::watch::Watch;
 use accept::Door;
 use backends::Backends;
 use closing::Leaving;
+use entrances::Entering;
 pub(crate) use kept::KeptGrants;
 pub(crate) use kept_sources::KeptSources;
 use patterns::Patterns;
@@ -100,6 +102,8 @@ pub(crate) struct Setup {
     pub(crate) patterns: Vec<OpenPattern>,
     /// Reads it again.
     pub(crate) read_again: ReadAgain,
+    /// The user (uid, gid) that the daemon became, if it is another one.
+    pub(crate) user: Option<(u32, u32)>,
     /// By which sources enter network namespaces.
     pub(crate) entrance: Arc<Entrance>,
     /// What the service manager keeps over a restart.
@@ -136,7 +140,11 @@ pub(crate) struct Control {
     reloads: Reloads,
     /// Sources that are being added.
     additions: Additions,
+    /// Entrances of switches that come and go.
+    entering: Entering,
     patterns: Patterns,
+    /// The user (uid, gid) that the daemon became.
+    user: Option<(u32, u32)>,
     entrance: Arc<Entrance>,
     kept: Arc<Kept>,
     watch: Watch,
@@ -181,6 +189,7 @@ impl Control {
             listener,
             termination,
             pulse,
+            user,
         } = setup;
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let sessions = Sessions::new()?;
@@ -206,6 +215,8 @@ impl Control {
             programs: ProgramChanges::new(maker),
             reloads: Reloads::new(config, read_again),
             additions: Additions::default(),
+            entering: Entering::default(),
+            user,
             patterns: Patterns::default(),
             entrance,
             kept,

@@ -15,6 +15,7 @@ use vnplug_ring::control::{Message, code};
 
 use super::Control;
 use super::elsewhere::Elsewhere;
+use super::entrances::{self, part_with};
 use super::grants::Regrant;
 use super::sources::{FAILED, REMOVED, answer};
 use super::waiting::Whom;
@@ -24,7 +25,9 @@ use crate::hub::policy::Policy;
 use crate::hub::{Owed, Refusal};
 use crate::pattern::Opened;
 use crate::reload::Difference;
-use crate::spec::Means;
+use crate::spec::{Means, SourceSpec};
+use vnplug_switch::settings::Settings;
+use vnplug_switch::{EntranceChange, Switchboard};
 
 /// Reads the configuration again; takes its time.
 pub(crate) type ReadAgain = Arc<dyn Fn() -> Result<Config, String> + Send + Sync>;
@@ -53,9 +56,44 @@ pub(super) struct Reload {
     config: Config,
     /// The sources that are new, open.
     opened: Vec<Opened>,
+    /// Switches that change while they run.
+    resets: Vec<Reset>,
     /// The programs that are new, loaded.
     made: Vec<Made>,
     _turn: Arc<()>,
+}
+
+/// A switch that is to have other settings and entrances.
+struct Reset {
+    /// As the configuration has it.
+    spec: SourceSpec,
+    /// With what was set at run time.
+    as_set: SourceSpec,
+    board: Switchboard,
+    /// What it becomes, once that is known: those entrances are open.
+    becomes: Option<(Settings, EntranceChange)>,
+}
+
+impl Reset {
+    /// Opens the entrances that come; `Some`: what must wait until the daemon starts again.
+    fn open(&mut self, means: &Means) -> Result<Option<String>, String> {
+        let blamed = |spec: &SourceSpec, error| spec.blame(&error, means);
+        let settings = self.spec.entrances_and_settings(means);
+        let settings = settings
+            .map_err(|error| blamed(&self.spec, error))?
+            .settings;
+        let said = self.board.may_be_said(&settings);
+        said.map_err(|what| format!("switch {:?}: {what}", self.spec.name()))?;
+        let config = self.as_set.entrances_and_settings(means);
+        let config = config.map_err(|error| blamed(&self.as_set, error))?;
+        let mut change = match self.board.plan(&config) {
+            Ok(change) => change,
+            Err(why) => return Ok(Some(why)),
+        };
+        change.open().map_err(|error| blamed(&self.as_set, error))?;
+        self.becomes = Some((settings, change));
+        Ok(None)
+    }
 }
 
 impl Reloads {
@@ -90,6 +128,11 @@ impl Reloads {
         let work = move || {
             for spec in &reload.difference.open {
                 reload.opened.push(Opened::open(spec, &means)?);
+            }
+            for reset in &mut reload.resets {
+                if let Some(why) = reset.open(&means)? {
+                    reload.difference.put_off_source(reset.spec.name(), &why);
+                }
             }
             Ok(Stage::Opened(reload))
         };
@@ -153,9 +196,11 @@ impl Control {
         let prepared = read.and_then(|(config, turn, made)| self.prepare(config, turn, made));
         let means = self.means();
         self.hub.twins.expect_nothing();
-        let begun = prepared.and_then(|reload| match reload.difference.open.is_empty() {
-            true => Ok(Some(reload)),
-            false => self.reloads.open(reload, means, &self.bell).map(|()| None),
+        let begun = prepared.and_then(|reload| {
+            match reload.difference.open.is_empty() && reload.resets.is_empty() {
+                true => Ok(Some(reload)),
+                false => self.reloads.open(reload, means, &self.bell).map(|()| None),
+            }
         });
         match begun {
             Ok(None) => {
@@ -204,26 +249,45 @@ impl Control {
         };
         let waits: Vec<String> = difference
             .close
-            .extract_if(.., |name| stays(name))
+            .iter()
+            .filter(|it| stays(it))
+            .cloned()
             .collect();
+        for name in waits {
+            difference.put_off_source(&name, "groups read its packet memory");
+        }
+        // One that was removed at run time is made again.
+        let is_gone = |spec: &mut SourceSpec| present(spec.name()).is_none();
         difference
             .open
-            .retain(|spec| !waits.iter().any(|name| name == spec.name()));
-        let waits = waits.into_iter().map(|name| format!("source {name}"));
-        difference.restart.extend(waits);
+            .extend(difference.reset.extract_if(.., is_gone));
         for spec in &difference.open {
             let replaces = difference.close.iter().any(|name| name == spec.name());
             if !replaces && self.may_be_named(spec.name()).is_err() {
-                return Err(format!(
-                    "source {:?} was added at run time: remove it first",
-                    spec.name()
-                ));
+                return Err(was_added(spec.name()));
             }
+        }
+        for spec in &mut difference.open {
+            *spec = self.switches.with_kept(spec);
+        }
+        let mut resets = Vec::new();
+        for spec in &difference.reset {
+            let (_, board) = self
+                .hub
+                .switch(spec.name())
+                .map_err(|_| was_added(spec.name()))?;
+            resets.push(Reset {
+                spec: spec.clone(),
+                as_set: self.switches.as_set(spec),
+                board: board.clone(),
+                becomes: None,
+            });
         }
         Ok(Box::new(Reload {
             difference,
             config,
             opened: Vec::new(),
+            resets,
             made,
             _turn: turn,
         }))
@@ -244,6 +308,13 @@ impl Control {
                 return Err(Refusal::new(code::EXISTS, what));
             }
         }
+        for reset in &reload.resets {
+            if reset.becomes.as_ref().is_some_and(|(_, it)| !it.fits()) {
+                let name = reset.spec.name();
+                let what = format!("switch {name:?} was changed meanwhile; nothing is changed");
+                return Err(Refusal::new(code::UNAVAILABLE, what));
+            }
+        }
         Ok(())
     }
 
@@ -258,6 +329,7 @@ impl Control {
             difference,
             config,
             opened,
+            resets,
             made,
             _turn,
         } = reload;
@@ -270,8 +342,10 @@ impl Control {
             self.part_from_pattern(token, name, REMOVED);
             let found = self.hub.present().find(|(_, source)| source.name == *name);
             // It may have been removed at run time.
-            if let Some(place) = found.map(|(place, _)| place) {
-                self.part_from(token, place);
+            if let Some(place) = found.map(|(place, _)| place)
+                && let Some(gone) = self.part_from(token, place)
+            {
+                part_with(gone);
             }
         }
         for name in difference.unload() {
@@ -283,6 +357,9 @@ impl Control {
             }
         }
         let mut missing = Vec::new();
+        for reset in resets {
+            self.reset_switch(reset);
+        }
         for source in opened {
             let name = source.name().to_owned();
             if let Err(refusal) = self.welcome_any(token, source) {
@@ -309,4 +386,26 @@ impl Control {
         sources.retain(|spec| !missing.iter().any(|name| name == spec.name()));
         failed.map_or_else(|| Ok(answer(told)), Err)
     }
+
+    /// Gives a switch other settings and entrances while it runs.
+    fn reset_switch(&mut self, reset: Reset) {
+        let Reset {
+            spec,
+            board,
+            becomes: Some((settings, change)),
+            ..
+        } = reset
+        else {
+            // It waits.
+            return;
+        };
+        board.say_anew(settings);
+        self.switches.say_anew(&spec, &board);
+        entrances::tell(spec.name(), &change);
+        part_with(change.put());
+    }
+}
+
+fn was_added(name: &str) -> String {
+    format!("source {name:?} was added at run time: remove it first")
 }

@@ -22,6 +22,7 @@ use crate::spec::{Means, OpenSource, SourceSpec};
 use vnplug_os::peer_log;
 use vnplug_path::engine::Worker;
 use vnplug_path::source::SourceError;
+use vnplug_switch::{Gone, Switchboard};
 
 /// Sources that operators add, on their way.
 pub(super) struct Additions {
@@ -62,7 +63,7 @@ impl Control {
                 SourceRequest::Add { text, keep } => {
                     self.add_source(whom, text, keep).map(|()| None)
                 }
-                SourceRequest::Remove { name } => self.remove_source(whom.token, &name).map(Some),
+                SourceRequest::Remove { name } => self.remove_source(whom, &name),
                 SourceRequest::Reload => self.reload(whom).map(|()| None),
             });
         match step {
@@ -88,6 +89,7 @@ impl Control {
             return Err(Refusal::new(code::EXISTS, what));
         }
         self.hub.next_place()?;
+        let spec = self.switches.with_kept(&spec);
         let means = self.means();
         let keep = keep.then_some(text);
         let failed = Addition {
@@ -168,8 +170,10 @@ impl Control {
     pub(super) fn means(&self) -> Means {
         Means {
             programs: self.hub.twins.of_sources(),
+            user: self.user,
             entrance: Arc::clone(&self.entrance),
             kept: Arc::clone(&self.kept),
+            is_late: true,
             ..Means::default()
         }
     }
@@ -191,9 +195,12 @@ impl Control {
         Ok(())
     }
 
-    fn remove_source(&mut self, token: u64, name: &str) -> Result<Step, Refusal> {
+    /// Removes a source; `None`: it is answered when a thread is done.
+    fn remove_source(&mut self, whom: Whom, name: &str) -> Result<Option<Step>, Refusal> {
+        let token = whom.token;
         let bare = name.strip_prefix(HOST_PREFIX).unwrap_or(name);
-        let removed = || Step::Done(Ok(answer(vec![(format!("source {bare}"), "removed")])));
+        let told = || answer(vec![(format!("source {bare}"), "removed")]);
+        let removed = || Some(Step::Done(Ok(told())));
         let is_there = self.patterns.has(bare) || self.hub.find(name).is_ok();
         // One that could not be opened is only kept.
         let was_kept = !is_there && self.forget_source(bare)?;
@@ -219,7 +226,12 @@ impl Control {
         }
         self.hub.may_retire(named.source)?;
         self.forget_source(bare)?;
-        self.part_from(token, named.source);
+        let gone = self.part_from(token, named.source);
+        if let Some(gone) = gone {
+            self.switches.forget(bare);
+            self.end_entrances(whom, gone, Ok(told()));
+            return Ok(None);
+        }
         Ok(removed())
     }
 
@@ -243,7 +255,7 @@ impl Control {
             if !joiners.is_empty() {
                 board.grant(joiners.into_iter().filter_map(user_grant).collect());
             }
-            self.switches.restore(&name, board);
+            self.switches.restore(opened.spec(), board);
         }
         let source = opened
             .start(place)
@@ -253,7 +265,7 @@ impl Control {
         let level = log::Level::Info;
         match self.patterns.of(&name) {
             None => {
-                log::info!(target: "source", "source {name:?} is added: {}", source.description)
+                log::info!(target: "source", "source {name:?} is added: {}", source.about())
             }
             Some(_) => peer_log!(
                 level,
@@ -266,11 +278,16 @@ impl Control {
         Ok(())
     }
 
-    /// Closes a source that the operator has no more, as [`retire`](Self::retire) does.
-    pub(super) fn part_from(&mut self, token: u64, place: usize) {
-        let name = self.hub.sources()[place].name.clone();
+    /// Closes a source that the operator has no more, as [`retire`](Self::retire) does. The entrances of a switch.
+    #[must_use]
+    pub(super) fn part_from(&mut self, token: u64, place: usize) -> Option<Gone> {
+        let source = &self.hub.sources()[place];
+        let name = source.name.clone();
+        // Nobody is to join meanwhile.
+        let gone = source.board.as_ref().map(Switchboard::shut);
         let ports = self.retire(token, place, REMOVED);
         log::info!(target: "source", "source {name:?} is removed, with {ports} ports");
+        gone
     }
 
     /// Closes the ports of a source, which nobody finds any more. Their readers try to open them again: if there is another source of

@@ -1,7 +1,8 @@
 //! What operators ask of switches at run time: how they are, settings, closing a port.
 //!
 //! What is set and kept lies beside the records of VMs, a file for each switch, and is set again before
-//! the next daemon lets anybody join.
+//! the next daemon lets anybody join. Entrances, which are set with the same words, are in
+//! [`entrances`](super::entrances).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,6 +19,7 @@ use super::session::Over;
 use super::waiting::Whom;
 use crate::hub::switch::show;
 use crate::hub::{Peer, Refusal, Step};
+use crate::spec::{SourceSpec, is_entrance};
 use crate::vm::record;
 
 /// What was set at run time, of all switches.
@@ -25,7 +27,17 @@ use crate::vm::record;
 pub(crate) struct Switches {
     /// Where it is kept.
     dir: PathBuf,
-    all: BTreeMap<String, Kept>,
+    all: BTreeMap<String, Running>,
+}
+
+/// A switch that is there.
+#[derive(Debug, Clone)]
+pub(super) struct Running {
+    /// As it was made, or said anew.
+    pub(super) spec: SourceSpec,
+    kept: Kept,
+    /// Entrances that were set until the daemon ends.
+    once: Vec<String>,
 }
 
 /// What was set of one switch, in order.
@@ -47,10 +59,16 @@ struct Setting {
 
 impl Setting {
     fn key(&self) -> &str {
-        self.text
-            .split_once('=')
-            .map_or(&*self.text, |(key, _)| key)
+        key_of(&self.text)
     }
+}
+
+fn key_of(text: &str) -> &str {
+    text.split_once('=').map_or(text, |(key, _)| key)
+}
+
+fn is_same(one: &str, other: &str) -> bool {
+    key_of(one) == key_of(other)
 }
 
 impl Kept {
@@ -73,6 +91,13 @@ impl Kept {
         }
     }
 
+    /// What is set of entrances.
+    fn entrances(&self) -> Vec<String> {
+        let whole = self.set.iter().filter(|it| it.port.is_none());
+        let own = whole.filter(|it| is_entrance(it.key()));
+        own.map(|it| it.text.clone()).collect()
+    }
+
     fn has(&self, port: Option<u16>, key: &str) -> bool {
         let of_port = port.map(|port| format!("port.{port}.{key}"));
         self.set
@@ -90,44 +115,127 @@ impl Switches {
         }
     }
 
-    /// Sets again what was kept of a switch. What is not possible any more is logged, and kept.
-    pub(crate) fn restore(&mut self, name: &str, board: &Switchboard) {
+    /// A switch with the entrances that were set at run time, and kept, in place of its own.
+    pub(crate) fn with_kept(&self, spec: &SourceSpec) -> SourceSpec {
+        spec.with(&self.kept_entrances(spec))
+    }
+
+    /// What was set at run time of a switch's entrances, and kept.
+    pub(crate) fn kept_entrances(&self, spec: &SourceSpec) -> Vec<String> {
+        match spec.is_switch() {
+            true => self.read(spec.name()).entrances(),
+            false => Vec::new(),
+        }
+    }
+
+    /// Sets again what was kept of a switch that was made so.
+    pub(crate) fn restore(&mut self, spec: &SourceSpec, board: &Switchboard) {
+        let running = Running {
+            spec: spec.clone(),
+            kept: self.read(spec.name()),
+            once: Vec::new(),
+        };
+        self.set_again(&running, board);
+        self.all.insert(spec.name().to_owned(), running);
+    }
+
+    /// The configuration says of a switch that it is like this.
+    pub(super) fn say_anew(&mut self, spec: &SourceSpec, board: &Switchboard) {
+        if let Some(running) = self.all.get_mut(spec.name()) {
+            running.spec = spec.clone();
+            let running = running.clone();
+            self.set_again(&running, board);
+        }
+    }
+
+    /// What is not possible any more is logged, and kept.
+    fn set_again(&self, running: &Running, board: &Switchboard) {
+        let kept = running.kept.set.iter();
+        let settings = kept.filter(|it| !is_entrance(it.key()));
+        // What is said of the whole switch first: ports begin with it.
+        let (whole, of_ports): (Vec<_>, Vec<_>) = settings.partition(|it| it.port.is_none());
+        for Setting { port, text } in whole.into_iter().chain(of_ports) {
+            if let Err(error) = board.set(*port, text) {
+                let path = self.path(running.spec.name());
+                log::error!(target: "control", "{}: {text:?}: {error}", path.display());
+            }
+        }
+    }
+
+    /// What was set and kept of a switch.
+    fn read(&self, name: &str) -> Kept {
         let path = self.path(name);
         let kept = match record::read(&path) {
             Ok(text) => toml::from_str::<Kept>(&text).map_err(|error| error.to_string()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Kept::default()),
             Err(error) => Err(error.to_string()),
         };
-        let kept = kept.unwrap_or_else(|error| {
+        kept.unwrap_or_else(|error| {
             log::error!(
                 target: "control",
                 "{}: {error}: what was set of switch {name:?} is not set again",
                 path.display()
             );
             Kept::default()
-        });
-        // What is said of the whole switch first: ports begin with it.
-        let (whole, of_ports): (Vec<_>, Vec<_>) = kept.set.iter().partition(|it| it.port.is_none());
-        for Setting { port, text } in whole.into_iter().chain(of_ports) {
-            if let Err(error) = board.set(*port, text) {
-                log::error!(target: "control", "{}: {text:?}: {error}", path.display());
-            }
+        })
+    }
+
+    /// A running switch as it would be made now, if the configuration said this of it.
+    pub(super) fn as_set(&self, spec: &SourceSpec) -> SourceSpec {
+        match self.all.get(spec.name()) {
+            None => spec.clone(),
+            Some(it) => spec.with(&it.kept.entrances()).with(&it.once),
         }
-        self.all.insert(name.to_owned(), kept);
+    }
+
+    /// The same of one that is not said anew.
+    pub(super) fn spec(&self, name: &str) -> Option<SourceSpec> {
+        self.all.get(name).map(|it| self.as_set(&it.spec))
     }
 
     /// Keeps something for the next daemon.
-    fn keep(&mut self, name: &str, port: Option<u16>, texts: &[&str]) -> io::Result<()> {
+    pub(super) fn keep(&mut self, name: &str, port: Option<u16>, texts: &[&str]) -> io::Result<()> {
         let path = self.path(name);
-        let kept = self.all.entry(name.to_owned()).or_default();
+        let Some(Running { kept, once, .. }) = self.all.get_mut(name) else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
         let before = kept.clone();
         texts.iter().for_each(|text| kept.add(port, text));
         let written = toml::to_string(kept).map_err(io::Error::other);
         let written = written.and_then(|text| record::write(&path, &text));
-        if written.is_err() {
-            *kept = before;
+        match &written {
+            Err(_) => *kept = before,
+            Ok(()) => once.retain(|it| port.is_some() || !texts.iter().any(|new| is_same(it, new))),
         }
         written
+    }
+
+    /// Notes entrances that were set until the daemon ends.
+    pub(super) fn note_once(&mut self, name: &str, texts: &[String]) {
+        if let Some(running) = self.all.get_mut(name) {
+            running.once.extend_from_slice(texts);
+        }
+    }
+
+    /// A switch was removed by an operator, and what was set of it goes with it.
+    pub(super) fn forget(&mut self, name: &str) {
+        self.all.remove(name);
+        let path = self.path(name);
+        match std::fs::remove_file(&path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => log::error!(target: "control", "{}: {error}", path.display()),
+        }
+    }
+
+    /// Where an entrance's option comes from.
+    fn origin(&self, name: &str, key: &str, value: &str) -> &'static str {
+        let text = format!("{key}={value}");
+        match self.all.get(name) {
+            Some(it) if it.once.contains(&text) => ONCE,
+            Some(it) if it.kept.entrances().contains(&text) => RUN_TIME,
+            _ => FILE,
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -153,7 +261,17 @@ impl Control {
         let port = NonZeroU16::new(request.port);
         let step = match &request.ask {
             SwitchAsk::Show { stations } => self.show_switch(&request.name, port, *stations),
-            SwitchAsk::Set { text, keep } => self.set_switch(&request.name, port, text, *keep),
+            SwitchAsk::Set { text, keep } => {
+                match self.set_entrances(whom, &request.name, port, text, *keep) {
+                    // The answer comes when a thread is done.
+                    Ok(true) => {
+                        self.sessions.set_busy(whom.token, true);
+                        return Ok(());
+                    }
+                    Ok(false) => self.set_switch(&request.name, port, text, *keep),
+                    Err(refusal) => Err(refusal),
+                }
+            }
             SwitchAsk::Kick => match self.kick(whom, &request.name, port) {
                 Ok(Some(closing)) => return closing,
                 Ok(None) => Ok(Step::Done(Ok(Message::Done))),
@@ -183,7 +301,17 @@ impl Control {
                 vec![(source.name.clone(), board.clone())]
             }
         };
-        let kept = self.switches.all.clone();
+        let with_kept = |(name, board): &(String, Switchboard)| {
+            let entrances = board.entrances().into_iter();
+            let entrances = entrances.flat_map(|(key, path)| {
+                let path = path.display().to_string();
+                setting(key, &path, self.switches.origin(name, key, &path))
+            });
+            let running = self.switches.all.get(name);
+            let kept = running.map_or(Kept::default(), |it| it.kept.clone());
+            (name.clone(), (kept, entrances.collect::<Vec<_>>()))
+        };
+        let known: BTreeMap<_, _> = boards.iter().map(with_kept).collect();
         Ok(show(boards, move |name, mut shown| {
             if let Some(port) = port {
                 shown.ports.retain(|it| it.number == port.get());
@@ -192,7 +320,12 @@ impl Control {
             if !stations {
                 shown.stations.clear();
             }
-            tell(name, &shown, kept.get(name).unwrap_or(&Kept::default()))
+            let (kept, entrances) = known.get(name).cloned().unwrap_or_default();
+            let mut told = tell(name, &shown, &kept);
+            if let Some(switch) = told.first_mut() {
+                switch.labels.extend(entrances);
+            }
+            told
         }))
     }
 

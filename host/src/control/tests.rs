@@ -69,6 +69,7 @@ fn a_panic_costs_the_connection_that_led_to_it_and_the_others_are_served() {
             read_again: Arc::new(|| Err("there is no file".into())),
             kept_sources: KeptSources::default(),
             patterns: Vec::new(),
+            user: None,
             entrance: Arc::default(),
             kept: Arc::default(),
             watch: Watch::default(),

@@ -68,7 +68,7 @@ impl Hub {
                 name: format!("{HOST_PREFIX}{}", source.name),
                 kind: source.kind.to_owned(),
                 state: words(source.workers.iter().map(|it| it.pulse().state())),
-                description: source.description.clone(),
+                description: source.about(),
                 queues: source.workers.len() as u32,
                 ports: if operator { ports as u32 } else { 0 },
                 link_type: source.link_type,
@@ -298,7 +298,7 @@ impl Hub {
                 "state".into(),
                 words(snapshots.iter().map(|it| it.snapshot.state.as_str())),
             ),
-            ("description".into(), source.description.clone()),
+            ("description".into(), source.about()),
         ];
         let entrances = source.board.iter().flat_map(|board| board.entrances());
         labels.extend(entrances.map(|(name, path)| {

@@ -13,6 +13,17 @@ use super::plan::PortPlan;
 use super::policy::{Policy, Sight, port_number, user_grant};
 use super::{Hub, Peer, PortRecord, Refusal, Source, Step};
 
+impl Source {
+    /// What it is, for people; a switch's entrances come and go.
+    pub(crate) fn about(&self) -> String {
+        let mut about = self.description.clone();
+        for (way, path) in self.board.iter().flat_map(Switchboard::entrances) {
+            about += &format!(", {way} at {}", path.display());
+        }
+        about
+    }
+}
+
 impl Hub {
     /// Refuses to take part where that makes no sense.
     pub(super) fn may_take_part(

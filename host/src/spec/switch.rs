@@ -1,6 +1,9 @@
 //! A switch as the operator writes it. `mode`, `dirmode`, `group`, `mgmt` and `mgmtmode` are the options of
 //! `vde_switch`.
+//!
+//! Its settings and its entrances can become others while it runs; for the other options it must be made anew.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use vnplug_os::privileges;
@@ -11,15 +14,121 @@ use vnplug_switch::{
     Access, SocketsConfig, Switch, SwitchConfig, Switchboard, Twin, Uplink, VdeConfig, VhostConfig,
 };
 
-use super::{Opened, Options, uplink};
+use super::{Means, Opened, Options, SWITCH, SourceSpec, uplink};
+
+impl SourceSpec {
+    /// Whether it is a switch.
+    pub(crate) fn is_switch(&self) -> bool {
+        self.kind == SWITCH
+    }
+
+    /// The same switch with other options where these texts say so: `key=value`, or `key=no` for none.
+    pub(crate) fn with(&self, texts: &[String]) -> Self {
+        let mut new = self.clone();
+        for text in texts {
+            match text.split_once('=') {
+                Some((key, "" | "no" | "none")) => drop(new.options.remove(key)),
+                Some((key, value)) => drop(new.options.insert(key.into(), value.into())),
+                None => {}
+            }
+        }
+        new
+    }
+
+    /// What a running switch is to be like from now on, uplinks and threads aside.
+    ///
+    /// # Errors
+    /// [`SourceError`] if an option is unknown or out of range.
+    pub(crate) fn entrances_and_settings(
+        &self,
+        means: &Means,
+    ) -> Result<SwitchConfig, SourceError> {
+        let mut options = Options {
+            name: &self.name,
+            left: self.options.clone(),
+            waits: false,
+            checks: false,
+        };
+        let config = config(&mut options, means.user)?;
+        FIXED.iter().for_each(|key| drop(options.take(key)));
+        options.done()?;
+        Ok(config)
+    }
+
+    /// The options for which a running switch that was `before` would have to be made anew.
+    pub(crate) fn not_while_it_runs(&self, before: &Self) -> Vec<String> {
+        let keys: BTreeSet<_> = self.options.keys().chain(before.options.keys()).collect();
+        let differs = |key: &&String| self.options.get(*key) != before.options.get(*key);
+        let waits = |key: &&String| !is_setting(key) && !is_entrance(key);
+        keys.into_iter()
+            .filter(differs)
+            .filter(waits)
+            .cloned()
+            .collect()
+    }
+}
+
+/// Whether an option says where clients join, and who may.
+pub(crate) fn is_entrance(key: &str) -> bool {
+    ENTRANCES.contains(&key)
+}
+
+fn is_setting(key: &str) -> bool {
+    let of_port = ["default.", "port."];
+    SETTINGS.contains(&key) || of_port.iter().any(|it| key.starts_with(it))
+}
 
 /// Opens a switch, of a daemon that will be this user (uid, gid).
 pub(super) fn open(
     options: &mut Options<'_>,
     board: &mut Option<Switchboard>,
     locks_memory: &mut bool,
-    user: Option<(u32, u32)>,
+    means: &Means,
 ) -> Result<Opened, SourceError> {
+    let user = means.user;
+    let config = config(options, user)?;
+    let (mut uplinks, mut twin) = (Vec::new(), None);
+    for text in options.list("uplink", |text| Some(text.to_owned()))? {
+        let uplink = uplink::of(options, &text, &mut || {
+            if means.is_late {
+                return Err(SourceError::new(format!("{text}: a twin {TOO_LATE}")));
+            }
+            if twin.is_none() {
+                twin = Some(Twin::open(&config, user)?);
+            }
+            Ok(twin.iter().flatten().next().map(Twin::gate))
+        })?;
+        if means.is_late && uplink.how == uplink::AF_XDP {
+            return Err(SourceError::new(format!(
+                "{text}: an uplink by AF_XDP {TOO_LATE}"
+            )));
+        }
+        *locks_memory |= uplink.how == uplink::AF_XDP;
+        uplinks.push(uplink);
+    }
+    options.done()?;
+    let hub = if config.settings.is_hub {
+        "hub"
+    } else {
+        "switch"
+    };
+    let mut description = hub.to_owned();
+    for Uplink { interface, how, .. } in &uplinks {
+        description += &format!(", uplink {interface} ({how})");
+    }
+    if twin.is_none() {
+        Twin::forget(&config.name, user);
+    }
+    let (queue, opened) = Switch::open_with(config, uplinks, twin.flatten())?;
+    *board = Some(opened);
+    Ok((SWITCH, description, vec![queue], false))
+}
+
+/// All but the uplinks.
+fn config(
+    options: &mut Options<'_>,
+    user: Option<(u32, u32)>,
+) -> Result<SwitchConfig, SourceError> {
     let mut config = SwitchConfig::new(options.name);
     options.set("ports", &mut config.ports.0)?;
     options.set("ports_each", &mut config.ports.1)?;
@@ -47,45 +156,12 @@ pub(super) fn open(
         return Err(options.bad("longest", &longest.to_string(), want));
     }
     entrances(options, user, &mut config)?;
-    let (mut uplinks, mut twin) = (Vec::new(), None);
-    for text in options.list("uplink", |text| Some(text.to_owned()))? {
-        let uplink = uplink::of(options, &text, &mut || {
-            if twin.is_none() {
-                twin = Some(Twin::open(&config, user)?);
-            }
-            Ok(twin.iter().flatten().next().map(Twin::gate))
-        })?;
-        *locks_memory |= uplink.how == uplink::AF_XDP;
-        uplinks.push(uplink);
-    }
     settings(options, &mut config.settings)?;
-    options.done()?;
-    let hub = if config.settings.is_hub {
-        "hub"
-    } else {
-        "switch"
-    };
-    let mut description = hub.to_owned();
-    for (name, path) in config.entrances() {
-        description += &format!(", {name} at {}", path.display());
-    }
-    for Uplink { interface, how, .. } in &uplinks {
-        description += &format!(", uplink {interface} ({how})");
-    }
-    if twin.is_none() {
-        Twin::forget(&config.name, user);
-    }
-    let (queue, opened) = Switch::open_with(config, uplinks, twin.flatten())?;
-    *board = Some(opened);
-    Ok((super::SWITCH, description, vec![queue], false))
+    Ok(config)
 }
 
 /// What can be said at run time, too.
 fn settings(options: &mut Options<'_>, settings: &mut Settings) -> Result<(), SourceError> {
-    let is_setting = |key: &String| {
-        let of_port = ["default.", "port."];
-        SETTINGS.contains(&key.as_str()) || of_port.iter().any(|it| key.starts_with(it))
-    };
     let keys: Vec<String> = options
         .left
         .keys()
@@ -168,6 +244,25 @@ fn entrances(
     Ok(())
 }
 
+/// Where clients join, and who may.
+const ENTRANCES: [&str; 11] = [
+    "vde",
+    "stream",
+    "bess",
+    "dgram",
+    "vhost",
+    "vhostconnect",
+    "mode",
+    "dirmode",
+    "group",
+    "mgmt",
+    "mgmtmode",
+];
+/// What else there is to say of it.
+const FIXED: [&str; 5] = ["uplink", "threads", "cpus", "busy", "start"];
+/// Why something needs a new start.
+const TOO_LATE: &str = "takes rights that the daemon gives up after its start: put the switch into the configuration, and \
+                        start the daemon again";
 /// Settings of a switch, beside those of its ports.
 const SETTINGS: [&str; 6] = ["hub", "age", "hold", "storm", "loops", "static"];
 const MAX_STATIONS: usize = 1 << 20;

@@ -1,6 +1,7 @@
 //! Making a switch: its entrances, and the uplinks, which are its first ports.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -13,18 +14,15 @@ use crate::board::Switchboard;
 use crate::config::SwitchConfig;
 use crate::control;
 use crate::direct::Directs;
+use crate::entrances::{Entrances, Served};
 use crate::exits::Exits;
 use crate::forward::{Forwarder, Number};
-use crate::link::Entrance;
 use crate::roster::{Holder, Roster, locked};
 use crate::settings::Settings;
 use crate::show::NOT_OF_UPLINKS;
-use crate::sockets::door as sockets;
 use crate::turn::Spare;
 use crate::twin::{Twin, limits};
 use crate::uplink::{UPLINK, Uplink, Uplinks};
-use crate::vde::door as vde;
-use crate::vhost::door as vhost;
 
 impl Switch {
     /// Makes the switch and its entrances; they are served when the source is.
@@ -45,9 +43,8 @@ impl Switch {
         uplinks: Vec<Uplink>,
         mut twin: Option<Twin>,
     ) -> Result<(Box<dyn Queue>, Switchboard), SourceError> {
-        let entrances = config.entrances();
         let limits = limits(&config);
-        let name = config.name;
+        let name = config.name.clone();
         let failed = |what: &str| {
             let what = format!("switch {name:?}: {what}");
             move |error: std::io::Error| SourceError::io(what, error)
@@ -58,21 +55,14 @@ impl Switch {
         let waker = EventData::new_u64(WAKER);
         let watched = epoll::add(&epoll, &inlet.waker, waker, EventFlags::IN);
         watched.map_err(|error| failed("no descriptors")(error.into()))?;
-        let settings = config.settings;
+        let settings = config.settings.clone();
         let roster = Roster::new(config.ports, settings.clone());
-        let vde = config.vde.map(|vde| vde::Open::new(&name, vde, &roster));
-        let vde = vde.transpose().map_err(failed("its VDE entrance"))?;
-        let sockets = Some(config.sockets).filter(|sockets| !sockets.is_empty());
-        let sockets =
-            sockets.map(|sockets| sockets::Open::new(&name, sockets, config.longest, &roster));
-        let sockets = sockets
-            .transpose()
-            .map_err(failed("its entrance by sockets"))?;
-        let vhost = Some(config.vhost).filter(|vhost| !vhost.is_empty());
-        let vhost = vhost.map(|vhost| vhost::Open::new(&name, vhost, config.longest, &roster));
-        let vhost = vhost
-            .transpose()
-            .map_err(failed("its vhost-user entrance"))?;
+        let board = Switchboard {
+            roster,
+            line,
+            entrances: Arc::default(),
+        };
+        Entrances::make(&config, &board)?;
         let mut forwarder = Forwarder::new(limits);
         let mut epoch_us = 0;
         if let Some(twin) = &mut twin {
@@ -85,21 +75,6 @@ impl Switch {
             forwarder.table = twin.table(limits, &ports);
             epoch_us = monotonic_us();
         }
-        let board = Switchboard {
-            roster,
-            line: line.clone(),
-            entrances: entrances.into(),
-        };
-        let mut entrances: Vec<Box<dyn Entrance>> = Vec::new();
-        if let Some(open) = vde {
-            entrances.push(Box::new(vde::Door::new(open, line.clone())));
-        }
-        if let Some(open) = sockets {
-            entrances.push(Box::new(sockets::Door::new(open, line.clone())));
-        }
-        if let Some(open) = vhost {
-            entrances.push(Box::new(vhost::Door::new(open, line)));
-        }
         let mut switch = Self {
             uplinks: Uplinks::new(&name).map_err(failed("no descriptors"))?,
             name: name.clone(),
@@ -107,7 +82,7 @@ impl Switch {
             exits: Exits::new(epoll),
             directs: Directs::default(),
             inlet,
-            entrances,
+            entrances: Served(Arc::clone(&board.entrances)),
             is_open: false,
             ready: VecDeque::new(),
             settings: Settings::default(),

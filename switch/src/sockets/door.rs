@@ -78,12 +78,6 @@ impl Drop for Listening {
     }
 }
 
-impl SocketsConfig {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.stream.is_none() && self.bess.is_none() && self.dgram.is_none()
-    }
-}
-
 impl Open {
     /// Makes the sockets and the directory, or takes over what a switch left that is gone.
     ///

@@ -62,23 +62,33 @@ impl Open {
         // Room for the names of data sockets.
         request::answer(&dir.real.join("0000.0000000")).map_err(io::Error::other)?;
         let ctl = access.listen(&dir.real.join("ctl"), SocketType::STREAM)?;
-        dir.clear(is_data)?;
-        let mgmt = match &config.mgmt {
-            Some((path, mode)) => {
-                let mode = *mode;
-                let access = Access { mode, ..access };
-                Some(access.listen(path, SocketType::STREAM)?)
-            }
-            None => None,
-        };
-        Ok(Self {
+        let mut open = Self {
             name: name.to_owned(),
             config,
             roster: Arc::clone(roster),
             ctl,
-            mgmt,
+            mgmt: None,
             dir,
-        })
+        };
+        open.dir.clear(is_data)?;
+        if let Some((path, mode)) = &open.config.mgmt {
+            let mode = *mode;
+            let access = Access { mode, ..access };
+            open.mgmt = Some(access.listen(path, SocketType::STREAM)?);
+        }
+        Ok(open)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let mgmt = self.config.mgmt.as_ref().filter(|_| self.mgmt.is_some());
+        let mgmt = mgmt.map(|(path, _)| path.clone());
+        for path in std::iter::once(self.dir.real.join("ctl")).chain(mgmt) {
+            if let Err(error) = std::fs::remove_file(&path) {
+                log::warn!(target: "switch", "{}: {error}", path.display());
+            }
+        }
     }
 }
 
@@ -426,13 +436,6 @@ impl Porter {
     fn end(&mut self) {
         let all: Vec<u64> = self.sessions.keys().copied().collect();
         all.into_iter().for_each(|id| self.close(id));
-        let open = &self.open;
-        let mgmt = open.config.mgmt.as_ref().map(|(path, _)| path.clone());
-        for path in std::iter::once(open.dir.real.join("ctl")).chain(mgmt) {
-            if let Err(error) = std::fs::remove_file(&path) {
-                log::warn!(target: "switch", "{}: {error}", path.display());
-            }
-        }
     }
 }
 

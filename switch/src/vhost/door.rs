@@ -43,13 +43,6 @@ pub struct VhostConfig {
     pub access: Access,
 }
 
-impl VhostConfig {
-    /// Whether nobody comes in.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.path.is_none() && self.connect.is_empty()
-    }
-}
-
 /// An entrance that is made and not served yet.
 pub(crate) struct Open {
     name: String,
@@ -91,6 +84,16 @@ impl Open {
             roster: Arc::clone(roster),
             listener,
         })
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if let Some(path) = &self.config.path
+            && let Err(error) = std::fs::remove_file(path)
+        {
+            log::warn!(target: "switch", "{}: {error}", path.display());
+        }
     }
 }
 
@@ -257,11 +260,6 @@ impl Porter {
         }
         let all: Vec<u64> = self.guests.keys().copied().collect();
         all.into_iter().for_each(|id| self.close(id));
-        if let Some(path) = &self.open.config.path
-            && let Err(error) = std::fs::remove_file(path)
-        {
-            log::warn!(target: "switch", "{}: {error}", path.display());
-        }
     }
 
     /// Connects to front-ends that listen, again and again.
