@@ -325,8 +325,9 @@ fn a_running_vm_is_its_owners_alone() {
     drop((agent, ours));
     let mut second = Client::connect_to(&daemon.socket()).unwrap();
     let attach = || second.attach_vm(spec(2, "lab"));
-    until("the name is free", attach, Result::is_ok).unwrap();
-    assert_ne!(pool(&ready.pool_path).unwrap(), file, "another pool");
+    let other = until("the name is free", attach, Result::is_ok).unwrap();
+    assert_ne!(other.pool_path, ready.pool_path, "another pool");
+    assert!(pool(&ready.pool_path).is_err() && pool(&other.pool_path).is_ok());
     assert!(first.detach_own_vm("probe", 1).is_err());
     second.detach_own_vm("probe", 2).unwrap();
 }

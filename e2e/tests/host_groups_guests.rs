@@ -23,11 +23,12 @@ fn plug(daemon: &Daemon, guest: &Guest, name: &str, more: &[&str]) -> (Option<i3
 }
 
 /// The files in the daemon's pool directory that end so.
-fn files(dir: &Path, end: &str) -> Vec<PathBuf> {
+fn files(dir: &Path, has: &str, end: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).unwrap().flatten();
     let paths = entries.map(|entry| entry.path());
+    let is_one = |path: &str| path.contains(has) && path.ends_with(end);
     paths
-        .filter(|path| path.to_str().unwrap().ends_with(end))
+        .filter(|path| is_one(path.to_str().unwrap()))
         .collect()
 }
 
@@ -118,7 +119,7 @@ fn two_guests_read_one_copy_byte_for_byte_and_neither_can_write_it() {
 
     // The guest's root writes where it can: of the arena nothing changes.
     let pools = files_dir(&daemon, "q35");
-    let [arena] = files(&pools, "-ids.arena").try_into().unwrap();
+    let [arena] = files(&pools, "-ids.", ".arena").try_into().unwrap();
     let (end, pool_end) = ((32 << 20) - 8, (8 << 20) - 8);
     let epoch = word(&arena, 0x10);
     let reader = pc.spawn("vnplug count host:lab --group ids --witness --json -t 600 2>&1");
@@ -134,7 +135,7 @@ fn two_guests_read_one_copy_byte_for_byte_and_neither_can_write_it() {
     // The control: its own pool it writes so.
     let seen = store(&q35, POOL, pool_end, 0x7777).unwrap();
     assert_eq!(seen, "0x0000000000007777");
-    let [pool] = files(&pools, "-q35.pool").try_into().unwrap();
+    let [pool] = files(&pools, "-q35.", ".pool").try_into().unwrap();
     assert_eq!(word(&pool, pool_end), 0x7777);
 
     // In its own pool a guest has groups as ever.

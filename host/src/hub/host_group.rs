@@ -95,6 +95,8 @@ pub(crate) struct HostGroupSize {
     pub(crate) len: u64,
     /// The file, if it is the packet memory of the source.
     pub(crate) packets: Option<Arc<PacketFile>>,
+    /// The file of its own that it has already.
+    pub(crate) path: Option<PathBuf>,
     /// It has to be made.
     pub(crate) is_new: bool,
 }
@@ -123,6 +125,7 @@ impl Hub {
                     capacity: lent.place.len,
                     len: file.len,
                     packets: Some(Arc::clone(file)),
+                    path: None,
                     is_new: true,
                 });
             }
@@ -131,6 +134,7 @@ impl Hub {
                 capacity,
                 len: self.host_arena_bytes(at, capacity),
                 packets: None,
+                path: None,
                 is_new: true,
             });
         };
@@ -141,9 +145,10 @@ impl Hub {
                 "group {name:?} is of source {its:?}: choose another name, or detach its VMs"
             ));
         }
-        let packets = match &group.home {
-            Home::Packets(file) => Some(Arc::clone(file)),
-            _ => None,
+        let (packets, path) = match &group.home {
+            Home::Packets(file) => (Some(Arc::clone(file)), None),
+            Home::File { path, .. } => (None, Some(path.clone())),
+            Home::Lost(_) => (None, None),
         };
         if wanted.arena_bytes != 0 && packets.is_some() {
             return exists(format!(
@@ -172,6 +177,7 @@ impl Hub {
             capacity: group.capacity,
             len: group.home.len(),
             packets,
+            path,
             is_new: false,
         })
     }

@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 use vnplug_ring::arena::header;
 use vnplug_ring::control::{HostGroup, code};
 
-use super::{ACL, Dirs, Memories, check_name, instance, remove};
+use super::dirs::ARENA;
+use super::{ACL, Dirs, Memories, check_name, remove};
 use crate::hub::Peer;
 use crate::hub::policy::{Policy, Sight};
 use crate::hub::{Home, HostGroupSize, Refusal, arena_bytes};
@@ -53,12 +54,10 @@ pub(crate) struct ArenaFile {
 impl GroupRecord {
     /// What a VM is to get of a group of this size.
     pub(crate) fn new(wanted: &HostGroup, size: HostGroupSize, dirs: &Dirs) -> Self {
-        let (path, inode, layout) = match &size.packets {
-            Some(file) => (file.path.clone(), file.inode, file.layout.clone()),
-            None => {
-                let file = format!("vnplug-{}-{}.arena", instance(&dirs.state), wanted.name);
-                (dirs.pools.join(file), 0, String::new())
-            }
+        let (path, inode, layout) = match (&size.packets, size.path) {
+            (Some(file), _) => (file.path.clone(), file.inode, file.layout.clone()),
+            (None, Some(path)) => (path, 0, String::new()),
+            (None, None) => (dirs.fresh(&wanted.name, ARENA), 0, String::new()),
         };
         Self {
             name: wanted.name.clone(),
@@ -84,8 +83,6 @@ impl GroupRecord {
         if self.is_packets() {
             return Ok(None);
         }
-        // One without a record is what an interrupted attach left behind.
-        remove(&self.path);
         let memory = pool_file(&self.path, self.len, true, go_on)?;
         let file = self.with_reader(memory).inspect_err(|_| remove(&self.path));
         file.map(Some)
@@ -166,7 +163,7 @@ pub(crate) fn remove_files(paths: impl IntoIterator<Item = impl AsRef<Path>>) {
 pub(crate) fn packet_dir(dirs: &Dirs, owner: Option<(u32, u32)>, policy: &Policy) -> PacketDir {
     PacketDir {
         dir: dirs.pools.clone(),
-        prefix: packet_prefix(dirs),
+        prefix: dirs.prefix(),
         owner,
         again: whole(&Memories::of_all(dirs), policy),
     }
@@ -197,10 +194,6 @@ fn whole(vms: &[Option<Memories>], policy: &Policy) -> BTreeMap<(PathBuf, u64), 
     whole
 }
 
-fn packet_prefix(dirs: &Dirs) -> String {
-    format!("vnplug-{}-", instance(&dirs.state))
-}
-
 /// Deletes packet memory that no VM has, when it is dropped: however a daemon ends, nobody else does.
 pub(crate) struct Unplugged(pub(crate) Dirs);
 
@@ -225,7 +218,7 @@ pub(crate) fn remove_packets(dirs: &Dirs, is_used: impl Fn(&Path) -> bool) {
 
 /// The files of packet memory that there are.
 fn packets(dirs: &Dirs) -> Vec<PathBuf> {
-    let prefix = packet_prefix(dirs);
+    let prefix = dirs.prefix();
     let is_one = |entry: &DirEntry| {
         let name = entry.file_name();
         name.to_str().is_some_and(|it| is_packets(&prefix, it))

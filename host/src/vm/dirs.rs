@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::ffi::OsString;
+use std::fs::DirEntry;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -20,27 +21,48 @@ pub(crate) struct Dirs {
 }
 
 impl Dirs {
-    pub(super) fn pool_path(&self, name: &str) -> PathBuf {
-        let instance = instance(&self.state);
-        self.pools.join(format!("vnplug-{instance}-{name}.pool"))
+    /// Where a new file that QEMU is to map lies. No other file had this name: a QEMU that has the memory of one
+    /// that is gone cannot be taken for one that has this.
+    pub(super) fn fresh(&self, name: &str, kind: &str) -> PathBuf {
+        let (prefix, number) = (self.prefix(), event::random());
+        self.pools
+            .join(format!("{prefix}{name}.{number:016x}.{kind}"))
     }
 
-    /// Where a new pool is to lie: as [`pool_path`](Self::pool_path), unless somebody else has that
-    /// name in a directory where everybody may make files.
-    pub(super) fn new_pool_path(&self, name: &str) -> PathBuf {
-        let named = self.pool_path(name);
+    /// The pools that there are of a VM. Those of earlier daemons have no number.
+    pub(super) fn pools_of(&self, name: &str) -> Vec<PathBuf> {
+        let start = format!("{}{name}.", self.prefix());
+        let is_one = |file: &str| {
+            let rest = file.strip_prefix(&start);
+            let rest = rest.and_then(|rest| rest.strip_suffix("pool"));
+            rest.is_some_and(|number| number.is_empty() || is_number(number))
+        };
+        self.own(is_one)
+    }
+
+    /// Files of ours whose names are such.
+    fn own(&self, is_one: impl Fn(&str) -> bool) -> Vec<PathBuf> {
         let us = rustix::process::geteuid().as_raw();
-        match std::fs::symlink_metadata(&named) {
-            Ok(there) if there.uid() != us => self.unused_pool_path(name),
-            _ => named,
-        }
+        let is_ours = |entry: &DirEntry| {
+            let status = entry.metadata();
+            entry.file_name().to_str().is_some_and(&is_one)
+                && status.is_ok_and(|it| it.is_file() && it.uid() == us)
+        };
+        let entries = std::fs::read_dir(&self.pools).into_iter().flatten();
+        let ours = entries.flatten().filter(is_ours);
+        ours.map(|entry| entry.path()).collect()
     }
 
-    /// As [`new_pool_path`](Self::new_pool_path), but never one that was used before.
-    pub(super) fn unused_pool_path(&self, name: &str) -> PathBuf {
-        let number = format!("{:016x}.pool", event::random());
-        self.pool_path(name).with_extension(number)
+    /// How the names of this daemon's files begin.
+    pub(super) fn prefix(&self) -> String {
+        format!("vnplug-{}-", instance(&self.state))
     }
+}
+
+/// The number in the name of a file, and the dot after it.
+fn is_number(text: &str) -> bool {
+    let digits = text.strip_suffix('.').unwrap_or_default();
+    digits.len() == 16 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// Refuses a pool that an earlier daemon cannot have made for this VM: what it is named is overwritten.
@@ -54,23 +76,16 @@ pub(super) fn check_pool(pool: &Path, name: &str) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidData, what))
 }
 
-/// Deletes pools of ours that no record tells of: a daemon that was killed while it attached a VM left
-/// them, and they may be large.
-pub(super) fn sweep(dirs: &Dirs, known: &HashSet<OsString>) {
-    let us = rustix::process::geteuid().as_raw();
-    let prefix = format!("vnplug-{}-", instance(&dirs.state));
-    let entries = std::fs::read_dir(&dirs.pools);
-    for entry in entries.into_iter().flatten().flatten() {
-        let file = entry.file_name();
-        let named = file.to_str();
-        let is_pool = named.is_some_and(|it| it.starts_with(&prefix) && it.ends_with(".pool"));
-        let is_ours = || {
-            entry
-                .metadata()
-                .is_ok_and(|it| it.is_file() && it.uid() == us)
-        };
-        if is_pool && !known.contains(&file) && is_ours() {
-            let path = entry.path();
+/// Deletes pools and arenas of ours that no record tells of: a daemon that was killed while it attached a VM left
+/// them, and they may be large. `known` are the names of the others.
+pub(super) fn sweep(dirs: &Dirs, kinds: &[&str], known: &HashSet<OsString>) {
+    let prefix = dirs.prefix();
+    let is_one = |file: &str| {
+        let kind = file.rsplit('.').next().unwrap_or_default();
+        file.starts_with(&prefix) && kinds.contains(&kind)
+    };
+    for path in dirs.own(is_one) {
+        if !path.file_name().is_some_and(|name| known.contains(name)) {
             log::info!(target: "vm", "{}: an attach that did not end left it", path.display());
             remove(&path);
         }
@@ -78,8 +93,8 @@ pub(super) fn sweep(dirs: &Dirs, known: &HashSet<OsString>) {
 }
 
 /// Deletes everything of a VM that lies in the file system.
-pub(super) fn remove_all(state: &Path, name: &str, pool: &Path) {
-    remove(pool);
+pub(super) fn remove_all(state: &Path, name: &str, pools: &[PathBuf]) {
+    pools.iter().for_each(|pool| remove(pool));
     remove(&control_path(state, name));
     remove(&doorbell_path(state, name));
     remove(&record_path(state, name));
@@ -124,3 +139,7 @@ pub(super) fn instance(state: &Path) -> String {
     }
     format!("{:08x}", hash as u32)
 }
+
+/// How names of files end that VMs map: their pools, and memory of groups of the host.
+pub(super) const POOL: &str = "pool";
+pub(super) const ARENA: &str = "arena";

@@ -28,7 +28,7 @@ use crate::hub::Refusal;
 use crate::hub::places::Places;
 use arenas::GroupRecord;
 pub(crate) use dirs::Dirs;
-use dirs::{control_path, doorbell_path, instance, records, remove};
+use dirs::{control_path, doorbell_path, records, remove};
 use doorbell::DoorbellServer;
 use plan::check_name;
 pub(crate) use plan::{Committed, VmPlan};
@@ -91,15 +91,19 @@ impl Vm {
     pub(crate) fn load_all(dirs: &Dirs) -> (Vec<Self>, Vec<Broken>) {
         let (mut vms, mut broken) = (Vec::new(), Vec::new());
         let mut known = HashSet::new();
+        // One whose record cannot be read may have any.
+        let mut kinds = vec![dirs::POOL, dirs::ARENA];
         for path in records(dirs) {
             let text = record::read(&path);
             let said = text.as_deref().unwrap_or_default().to_owned();
-            let pools = record::pools_of(&path, &said, dirs);
-            known.extend(
-                pools
-                    .iter()
-                    .filter_map(|it| Some(it.file_name()?.to_owned())),
-            );
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            let mut files = record::pools_of(&name, &said, dirs);
+            match record::arenas_of(&said) {
+                Some(arenas) if text.is_ok() => files.extend(arenas),
+                _ => kinds.retain(|kind| *kind != dirs::ARENA),
+            }
+            let files = files.iter();
+            known.extend(files.filter_map(|it| Some(it.file_name()?.to_owned())));
             let loaded = text
                 .and_then(|text| toml::from_str::<Record>(&text).map_err(io::Error::other))
                 .and_then(|record| Self::reopen(record, dirs));
@@ -107,13 +111,12 @@ impl Vm {
                 Ok(vm) => vms.push(vm),
                 Err(error) => {
                     log::error!(target: "vm", "{}: {error}", path.display());
-                    let name = path.file_stem().unwrap_or_default().to_string_lossy();
                     let why = error.to_string();
                     broken.push(Broken::read(name.into_owned(), why, &said, dirs));
                 }
             }
         }
-        dirs::sweep(dirs, &known);
+        dirs::sweep(dirs, &kinds, &known);
         (vms, broken)
     }
 

@@ -7,7 +7,7 @@ use vnplug_ring::pmem;
 use vnplug_ring::pool::MAX_NAME;
 
 use super::arenas::{ArenaFile, GroupRecord};
-use super::dirs::{Dirs, remove};
+use super::dirs::{Dirs, POOL, remove};
 use super::doorbell;
 use super::record::Record;
 use crate::hub::Refusal;
@@ -60,11 +60,7 @@ impl VmPlan {
         let record = Record {
             name: spec.name.clone(),
             uml: spec.kind == VmKind::Uml,
-            pool: match spec.kind {
-                // QEMU keeps an old one of this VM: what is new must be known from it.
-                VmKind::QemuPmem => dirs.unused_pool_path(&spec.name),
-                VmKind::Qemu | VmKind::Uml => dirs.new_pool_path(&spec.name),
-            },
+            pool: dirs.fresh(&spec.name, POOL),
             pool_bytes,
             vectors: spec.vectors,
             allow: spec
@@ -102,8 +98,6 @@ impl VmPlan {
     /// # Errors
     /// The system's; `Interrupted` if `go_on` said so. Nothing is left then.
     pub(crate) fn commit(&self, go_on: GoOn<'_>) -> io::Result<Committed> {
-        // A pool without a record is what an interrupted attach left behind.
-        remove(&self.record.pool);
         let pool = pool_file(&self.record.pool, self.record.file_len(), true, go_on)?;
         let arenas = self.new_groups().map(|group| group.make(go_on));
         let arenas = arenas.collect::<io::Result<_>>();

@@ -79,7 +79,7 @@ impl Record {
 
     /// Deletes everything of it that lies in the file system.
     pub(super) fn remove_files(&self, state: &Path) {
-        remove_all(state, &self.name, &self.pool);
+        remove_all(state, &self.name, std::slice::from_ref(&self.pool));
     }
 
     /// Writes it down.
@@ -149,11 +149,20 @@ struct Origin {
     pool: PathBuf,
 }
 
-/// The pool that a record's text tells of, and the one that its name tells of.
-pub(super) fn pools_of(path: &Path, text: &str, dirs: &Dirs) -> [PathBuf; 2] {
-    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+/// The pool that a record's text tells of; if it tells of none, those that its name tells of.
+pub(super) fn pools_of(name: &str, text: &str, dirs: &Dirs) -> Vec<PathBuf> {
     let Origin { pool, .. } = toml::from_str(text).unwrap_or_default();
-    [pool, dirs.pool_path(&name)]
+    // It may lie where an earlier daemon had its pools.
+    match check_pool(&pool, name) {
+        Ok(()) => vec![pool],
+        Err(_) => dirs.pools_of(name),
+    }
+}
+
+/// The files of groups that a record's text tells of; `None` if it cannot be read.
+pub(super) fn arenas_of(text: &str) -> Option<Vec<PathBuf>> {
+    let Groups { groups } = toml::from_str(text).ok()?;
+    Some(groups.into_iter().map(|group| group.path).collect())
 }
 
 /// Which memory of groups a recorded VM has, and what it may see.
@@ -196,23 +205,18 @@ pub(crate) struct Broken {
     pub(crate) groups: Vec<GroupRecord>,
     /// Who attached it; 0 if its record does not say.
     owner: u64,
-    pub(super) pool: PathBuf,
+    pub(super) pools: Vec<PathBuf>,
 }
 
 impl Broken {
     pub(super) fn read(name: String, why: String, text: &str, dirs: &Dirs) -> Self {
         let Groups { groups } = toml::from_str(text).unwrap_or_default();
-        let Origin { owner, pool } = toml::from_str(text).unwrap_or_default();
-        let named = dirs.pool_path(&name);
+        let Origin { owner, .. } = toml::from_str(text).unwrap_or_default();
         Self {
             why,
             groups,
             owner: owner.parse().unwrap_or(0),
-            // It may lie where an earlier daemon had its pools.
-            pool: match check_pool(&pool, &name) {
-                Ok(()) => pool,
-                Err(_) => named,
-            },
+            pools: pools_of(&name, text, dirs),
             name,
         }
     }
@@ -224,6 +228,6 @@ impl Broken {
 
     /// Deletes what is left of it.
     pub(crate) fn remove_files(&self, state: &Path) {
-        remove_all(state, &self.name, &self.pool);
+        remove_all(state, &self.name, &self.pools);
     }
 }

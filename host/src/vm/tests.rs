@@ -1,6 +1,6 @@
 use vnplug_ring::pool::MAX_NAME;
 
-use super::dirs::record_path;
+use super::dirs::{ARENA, POOL, record_path};
 use super::*;
 
 fn dirs(name: &str) -> Dirs {
@@ -79,6 +79,52 @@ fn a_vm_is_found_again_by_the_next_daemon_with_the_same_pool() {
 }
 
 #[test]
+fn a_vm_that_was_forgotten_has_another_file_when_it_comes_again() {
+    let dirs = dirs("fresh");
+    let file = || {
+        let vm = create(&spec("probe"), &dirs).unwrap();
+        let ready = vm.ready(&dirs.state);
+        drop(vm.dissolve(&dirs.state));
+        ready.pool_path
+    };
+    assert_ne!(file(), file());
+    std::fs::remove_dir_all(&dirs.state).unwrap();
+}
+
+#[test]
+fn files_that_no_record_tells_of_go_unless_a_record_that_cannot_be_read_may() {
+    let dirs = dirs("swept");
+    drop(create(&spec("probe"), &dirs).unwrap());
+    let [kept] = dirs.pools_of("probe").try_into().unwrap();
+    let left = [
+        dirs.fresh("probe", POOL),
+        dirs.fresh("other", POOL),
+        dirs.fresh("ids", ARENA),
+    ];
+    // Another daemon's, and one of this daemon's sources.
+    let others = [
+        dirs.pools.join("vnplug-0-probe.pool"),
+        dirs.fresh("lab", "umem"),
+    ];
+    let make = || {
+        for path in left.iter().chain(&others) {
+            std::fs::write(path, "").unwrap();
+        }
+    };
+    let are = || left.each_ref().map(|path| path.exists());
+    make();
+    Vm::load_all(&dirs);
+    assert_eq!(are(), [false; 3]);
+    assert!(kept.exists() && others.iter().all(|path| path.exists()));
+    make();
+    std::fs::write(record_path(&dirs.state, "probe"), "no record").unwrap();
+    Vm::load_all(&dirs);
+    assert_eq!(are(), [true, false, true]);
+    assert!(kept.exists());
+    std::fs::remove_dir_all(&dirs.state).unwrap();
+}
+
+#[test]
 fn a_pmem_vm_has_a_new_file_each_time_and_its_header_is_the_hosts() {
     let dirs = dirs("pmem");
     let wanted = VmSpec {
@@ -132,6 +178,8 @@ fn what_cannot_be_served_keeps_its_owner_and_goes_with_its_pool() {
     let dirs = dirs("broken");
     drop(create(&spec("probe"), &dirs).unwrap());
     let path = record_path(&dirs.state, "probe");
+    let pools = dirs.pools_of("probe");
+    assert_eq!(pools.len(), 1);
     let whole = std::fs::read_to_string(&path).unwrap();
     let elsewhere = Dirs {
         pools: dirs.state.join("elsewhere"),
@@ -146,14 +194,14 @@ fn what_cannot_be_served_keeps_its_owner_and_goes_with_its_pool() {
         assert!(vms.is_empty());
         let obeys = [7, 8, 0].map(|owner| broken[0].obeys(owner));
         assert_eq!(obeys, [known, false, true]);
-        assert_eq!(broken[0].pool, dirs.pool_path("probe"));
+        assert_eq!(broken[0].pools, pools);
     }
     Vm::load_all(&dirs).1[0].remove_files(&dirs.state);
     assert_eq!(
         std::fs::read_dir(dirs.state.join("vms")).unwrap().count(),
         0
     );
-    assert!(!dirs.pool_path("probe").exists());
+    assert!(!pools[0].exists());
     std::fs::remove_dir_all(&dirs.state).unwrap();
 }
 
