@@ -168,6 +168,34 @@ fn an_interrupted_attach_is_completed() {
 }
 
 #[test]
+fn memory_whose_file_is_gone_is_plugged_anew_and_memory_of_another_daemon_is_not() {
+    let mut lab = Lab::new(&q35(2));
+    let other = lab.scratch.path("other.pool");
+    let memory = json!({
+        "qom-type": "memory-backend-file", "id": "vnplug-probe-mem", "share": true,
+        "mem-path": other, "size": 1 << 20,
+    });
+    lab.qemu.ask("object-add", memory.clone());
+    let (code, _, err) = lab.run("attach", &[]);
+    assert_eq!(code, 1, "{err}");
+    let both = ["other.pool (1048576 bytes)", "probe.pool (1048576 bytes)"];
+    assert!(both.iter().all(|it| err.contains(it)), "{err}");
+    assert_eq!(lab.qemu.ours(), ["vnplug-probe-mem"]);
+    std::fs::remove_file(&other).unwrap();
+    let (code, out, err) = lab.run("attach", &[]);
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("was given up"), "{err}");
+    assert!(out.starts_with("probe: attached: pool of 1 MiB"), "{out}");
+    assert_eq!(lab.qemu.ours().len(), 5);
+    let path = json!({"path": "/objects/vnplug-probe-mem", "property": "mem-path"});
+    let path = lab.qemu.ask("qom-get", path);
+    assert_eq!(
+        path["return"],
+        lab.scratch.path("probe.pool").to_str().unwrap()
+    );
+}
+
+#[test]
 fn a_name_that_qemu_still_has_is_not_brought_again() {
     let mut lab = Lab::new(&["-M", "pc"]);
     let memory = json!({

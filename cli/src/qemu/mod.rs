@@ -322,32 +322,14 @@ impl Attach {
         let mut parts = self.parts(&present);
         if !is_prefix(&parts, &present) {
             out::note(&format!("{name}: finishing an earlier detach first"));
-            let left = parts::remove(monitor, &parts::all_parts(name), QMP_LIMIT)?;
-            if !left.is_empty() {
-                return Err(Failure::about(name, pending(&left)));
-            }
-            present = parts::present(monitor)?;
-            parts = self.parts(&present);
+            (present, parts) = self.clear(monitor)?;
         }
         let is_plugged = present.contains(&format!("vnplug-{name}-shm"));
         if self.movable && is_plugged && !parts::is_movable(monitor, name, &present)? {
             let text = "is attached without --movable: run `vnplug detach qemu` first";
             return Err(Failure::about(name, text));
         }
-        let missing: Vec<&Part> = parts.iter().filter(|p| !present.contains(&p.id)).collect();
-        let pci = missing.iter().filter(|part| part.kind == Kind::Pci).count();
-        let places =
-            slots::choose(monitor, buses, pci)?.map_err(|no_room| Failure::about(name, no_room))?;
-        let stale = blocks::wait_until_gone(monitor, &missing, QMP_LIMIT)?;
-        if !stale.is_empty() {
-            let text = format!(
-                "QEMU has memory by these names: {}; it is of devices that were unplugged a moment ago, or \
-                 somebody else's, and QEMU may abort when the names come again. Nothing was changed; run \
-                 the command again",
-                stale.join(", ")
-            );
-            return Err(Failure::about(name, text));
-        }
+        let (mut missing, mut places) = self.missing(monitor, buses, &parts, &present)?;
 
         let owner = access::identity(monitor)?;
         let ready = client.attach_vm(self.spec(owner))?;
@@ -359,13 +341,12 @@ impl Attach {
             // Before the guest can see its pool: where a port lies is settled when it is opened.
             client.offer_growth(name, most, self.apart)?;
         }
-        let arenas = ready.arenas.iter().map(|(path, len)| (path.as_str(), *len));
-        let memory = std::iter::once((ready.pool_path.as_str(), ready.pool_len)).chain(arenas);
-        let objects = parts.iter().filter(|part| part.kind == Kind::Object);
-        for (part, file) in objects.zip(memory) {
-            if present.contains(&part.id) {
-                same_memory(monitor, part, file)?;
-            }
+        if self.has_lost_memory(monitor, &parts, &present, &ready)? {
+            out::note(&format!(
+                "{name}: the memory that is plugged was given up: it is unplugged, and plugged anew"
+            ));
+            (present, parts) = self.clear(monitor)?;
+            (missing, places) = self.missing(monitor, buses, &parts, &present)?;
         }
         if missing.is_empty() {
             let text = match self.incoming {
@@ -375,7 +356,8 @@ impl Attach {
             out::line(&text)?;
             return Ok(client);
         }
-        if let Err(failure) = self.plug(monitor, &missing, &ready, places) {
+        let all: Vec<&Part> = missing.iter().collect();
+        if let Err(failure) = self.plug(monitor, &all, &ready, places) {
             if missing.len() == parts.len() {
                 // Nothing of this VM was here before, so the daemon need not know it either.
                 client.detach_own_vm(name, owner).unwrap_or_else(|error| {
@@ -402,6 +384,80 @@ impl Attach {
             ));
         }
         Ok(client)
+    }
+
+    /// Takes everything of this VM out of QEMU that can go; what is there then, and the pieces in a QEMU that has it.
+    fn clear(&self, monitor: &mut dyn Monitor) -> Result<(Vec<String>, Vec<Part>), Failure> {
+        let name = &self.vm.name;
+        let left = parts::remove(monitor, &parts::all_parts(name), QMP_LIMIT)?;
+        if !left.is_empty() {
+            return Err(Failure::about(name, pending(&left)));
+        }
+        let present = parts::present(monitor)?;
+        let parts = self.parts(&present);
+        Ok((present, parts))
+    }
+
+    /// The pieces that are missing, and where devices among them may go.
+    fn missing(
+        &self,
+        monitor: &mut dyn Monitor,
+        buses: &[String],
+        parts: &[Part],
+        present: &[String],
+    ) -> Result<(Vec<Part>, Vec<DeviceAddress>), Failure> {
+        let name = &self.vm.name;
+        let missing: Vec<&Part> = parts.iter().filter(|p| !present.contains(&p.id)).collect();
+        let pci = missing.iter().filter(|part| part.kind == Kind::Pci).count();
+        let places =
+            slots::choose(monitor, buses, pci)?.map_err(|no_room| Failure::about(name, no_room))?;
+        let stale = blocks::wait_until_gone(monitor, &missing, QMP_LIMIT)?;
+        if !stale.is_empty() {
+            let text = format!(
+                "QEMU has memory by these names: {}; it is of devices that were unplugged a moment ago, or \
+                 somebody else's, and QEMU may abort when the names come again. Nothing was changed; run \
+                 the command again",
+                stale.join(", ")
+            );
+            return Err(Failure::about(name, text));
+        }
+        Ok((missing.into_iter().cloned().collect(), places))
+    }
+
+    /// Whether memory that is plugged is of a file that is no more: the daemon forgot the VM meanwhile, for its guest
+    /// did not let go, or the machine came here after its move was given up.
+    ///
+    /// # Errors
+    /// [`Failure`] if it is of another file that is there, which another daemon may serve; or cannot be unplugged.
+    fn has_lost_memory(
+        &self,
+        monitor: &mut dyn Monitor,
+        parts: &[Part],
+        present: &[String],
+        ready: &VmReady,
+    ) -> Result<bool, Failure> {
+        let arenas = ready.arenas.iter().map(|(path, len)| (path.as_str(), *len));
+        let memory = std::iter::once((ready.pool_path.as_str(), ready.pool_len)).chain(arenas);
+        let objects = parts.iter().filter(|part| part.kind == Kind::Object);
+        let mut is_lost = false;
+        for (part, (path, len)) in objects.zip(memory) {
+            if !present.contains(&part.id) {
+                continue;
+            }
+            let (its_path, its_len) = memory_of(monitor, part)?;
+            if its_path == path && its_len == len {
+                continue;
+            }
+            let is_gone = matches!(Path::new(&its_path).try_exists(), Ok(false));
+            if !is_gone || self.memory == Memory::Pmem {
+                return Err(Failure::new(format!(
+                    "this QEMU has the memory {its_path} ({its_len} bytes), the daemon now has {path} ({len} bytes); \
+                     run `vnplug detach qemu` first, then attach again"
+                )));
+            }
+            is_lost = true;
+        }
+        Ok(is_lost)
     }
 
     /// What the daemon is told of this machine.
@@ -625,21 +681,15 @@ fn is_prefix(parts: &[Part], present: &[String]) -> bool {
     !here.any(|here| here)
 }
 
-/// Refuses to go on with a VM that has other memory than the daemon's: `file` and its length.
-fn same_memory(monitor: &mut dyn Monitor, memory: &Part, file: (&str, u64)) -> Result<(), Failure> {
+/// The file of a piece of memory, as QEMU was told, and its length. The daemon gives no two files the same name.
+fn memory_of(monitor: &mut dyn Monitor, memory: &Part) -> Result<(String, u64), MonitorError> {
     let mut get = |property| {
         let path = format!("/objects/{}", memory.id);
         monitor.execute("qom-get", json!({"path": path, "property": property}))
     };
     let (path, size) = (get("mem-path")?, get("size")?);
-    if path == file.0 && size == file.1 {
-        return Ok(());
-    }
-    Err(Failure::new(format!(
-        "this QEMU has the memory {path} ({size} bytes), the daemon now has {} ({} bytes); run \
-         `vnplug detach qemu` first, then attach again",
-        file.0, file.1
-    )))
+    let path = path.as_str().unwrap_or_default().to_owned();
+    Ok((path, size.as_u64().unwrap_or_default()))
 }
 
 fn pending(left: &Left) -> String {
