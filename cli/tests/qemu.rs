@@ -2,8 +2,9 @@
 
 mod support;
 
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::process::Stdio;
+use std::process::{Child, ChildStdout, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -40,11 +41,29 @@ impl Lab {
         run(self.command(verb, more))
     }
 
+    /// What waits for a machine that is to come into this QEMU, and its first line.
+    fn incoming(&self) -> (Child, BufReader<ChildStdout>) {
+        let mut command = self.command("attach", &["--incoming"]);
+        let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = piped.stderr(Stdio::piped()).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        assert_eq!(line(&mut out), "probe: is prepared, the machine may come\n");
+        assert_eq!(self.daemon.vms(), ["probe"]);
+        (child, out)
+    }
+
     fn ok(&self, verb: &str, more: &[&str]) -> String {
         let (code, out, err) = self.run(verb, more);
         assert_eq!(code, 0, "{verb}: {out}{err}");
         out
     }
+}
+
+#[expect(clippy::unwrap_used, reason = "a helper of tests")]
+fn line(out: &mut impl BufRead) -> String {
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    line
 }
 
 #[test]
@@ -193,6 +212,70 @@ fn memory_whose_file_is_gone_is_plugged_anew_and_memory_of_another_daemon_is_not
         path["return"],
         lab.scratch.path("probe.pool").to_str().unwrap()
     );
+}
+
+/// A machine that waits for another one.
+fn waiting() -> Vec<String> {
+    [q35(3), vec!["-incoming".into(), "defer".into()]].concat()
+}
+
+#[test]
+fn a_machine_that_does_not_come_is_forgotten_also_if_qemu_keeps_something_of_it() {
+    let mut lab = Lab::new(&waiting());
+    let (mut child, _out) = lab.incoming();
+    // Somebody else's device holds the channel.
+    let other = json!({
+        "driver": "pci-serial", "id": "other", "chardev": "vnplug-probe-chr", "bus": "rp3",
+    });
+    let told = lab.qemu.ask("device_add", other);
+    assert_eq!(told["return"], json!({}), "{told}");
+    writeln!(child.stdin.take().unwrap(), "cancel").unwrap();
+    let (code, _, err) = finish(child);
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("refused chardev-remove"), "{err}");
+    assert_eq!(lab.daemon.vms(), [""; 0]);
+}
+
+#[test]
+fn without_a_word_a_machine_is_given_up_that_was_not_sent_and_awaited_that_was() {
+    let mut lab = Lab::new(&waiting());
+    let (child, _out) = lab.incoming();
+    let (code, _, err) = finish(without_input(child));
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("nothing is left here"), "{err}");
+    assert_eq!((lab.qemu.ours().len(), lab.daemon.vms().len()), (0, 0));
+
+    let (mut child, mut out) = lab.incoming();
+    writeln!(child.stdin.as_mut().unwrap(), "sent").unwrap();
+    assert_eq!(line(&mut out), "probe: is awaited\n");
+    let mut child = without_input(child);
+    // Its QEMU may be slow to begin.
+    thread::sleep(Duration::from_secs(3));
+    assert!(child.try_wait().unwrap().is_none());
+    assert_eq!(lab.daemon.vms(), ["probe"]);
+    let address = format!("unix:{}", lab.scratch.path("stream").display());
+    let address = json!({"uri": address});
+    let told = lab.qemu.ask("migrate-incoming", address.clone());
+    assert_eq!(told["return"], json!({}), "{told}");
+    let other = TestDir::new("cli");
+    let machine = q35(3);
+    let machine: Vec<&str> = machine.iter().map(String::as_str).collect();
+    let mut source = Qemu::start(&other, &machine);
+    // One that never ran would go on waiting there.
+    source.ask("cont", json!({}));
+    let told = source.ask("migrate", address);
+    assert_eq!(told["return"], json!({}), "{told}");
+    let (code, _, err) = finish(child);
+    assert_eq!(code, 0, "{err}");
+    let said = line(&mut out);
+    assert!(said.starts_with("probe: attached"), "{said}");
+    assert_eq!(lab.qemu.ours().len(), 5);
+}
+
+/// Its standard input ends.
+fn without_input(mut child: Child) -> Child {
+    drop(child.stdin.take());
+    child
 }
 
 #[test]

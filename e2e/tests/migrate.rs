@@ -359,6 +359,41 @@ fn a_move_that_fails_leaves_the_machine_attached_where_it_is() {
     assert_eq!(moved, [false, false, true, false]);
 }
 
+/// Ends what waits at this daemon's for the machine that is on its way.
+fn end_target(daemon: &Daemon) {
+    let socket = daemon.socket();
+    let is_it = |pid: &i32| {
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let mut words = words.split(|byte| *byte == 0);
+        words.clone().any(|word| word == b"--incoming")
+            && words.any(|word| word == socket.as_os_str().as_encoded_bytes())
+    };
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = pids.filter_map(|it| it.file_name().to_str()?.parse().ok());
+    let pid = pids.find(is_it).expect("it waits");
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    eventually("it is forgotten", || {
+        daemon.audit().iter().all(|it| it.kind != "vm")
+    });
+}
+
+#[test]
+fn a_machine_that_was_given_up_at_the_target_and_comes_reads_on_there() {
+    let mut rig = Rig::new(&["--movable"]);
+    let target = rig.waiting();
+    let mut child = on_the_way(&rig, &target);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    end_target(&rig.daemons[1]);
+    // It brings the memory of a pool that is no more, and another one is made for it.
+    slow_down(&rig.guest, 1 << 30);
+    succeeded(&rig.command(&target, &["--allow", "*"]).output().unwrap());
+    rig.moved_to(target);
+    let marks = rig.finish();
+    assert_eq!((marks.len(), marks[0].moved), (1, true));
+}
+
 #[test]
 fn memory_of_a_group_is_unplugged_where_the_pool_goes_along() {
     let group = ["--group", "ids=lab"];

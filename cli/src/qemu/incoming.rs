@@ -3,12 +3,18 @@
 //! ```text
 //! prepared   the daemon knows the VM, its memory and its channel are in QEMU; its devices are not: QEMU takes
 //!            none that the stream does not bring                                        says READY
-//! plugged    only of a movable machine, and when asked to: its devices, whose contents the stream brings
-//!                                                                                       says PLUGGED
+//! awaited    it is told that the machine is about to be sent; of a movable machine the devices are plugged, whose
+//!            contents the stream brings                                                 says AWAITED
 //! come       the machine runs here: the devices (that are missing) are plugged          says what attach says
 //! ```
 //!
 //! Everything that can be refused is refused before READY, while the machine still runs where it was.
+//!
+//! If `vnplug migrate` ends without a word (killed, or the connection broke), a machine that is not awaited cannot
+//! come: nobody has told its QEMU to send it. One that is awaited may still come: it is given up when QEMU says that
+//! what came was no whole machine, or when nothing began to come for [`CONNECTS`]. Even then, and when a signal ends the
+//! waiting, its devices stay: QEMU loses a machine that brings the state of a device which is not there. If it comes
+//! after all, the next `vnplug migrate` plugs it anew.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, stdin};
@@ -21,7 +27,7 @@ use vnplug::Client;
 use vnplug_ring::control::{HOST_PREFIX, VmReady};
 
 use super::monitor::{Monitor, MonitorError};
-use super::parts::{self, Kind, Part};
+use super::parts::{self, Kind, Left, Part};
 use super::slots::{self, DeviceAddress};
 use super::{Attach, access};
 use crate::failure::{Failure, OK, Outcome};
@@ -29,16 +35,16 @@ use crate::{out, sys};
 
 /// What is said when the machine may come.
 pub(super) const READY: &str = "is prepared, the machine may come";
-/// What is said to it on its standard input when a movable machine is about to come, and its answer.
-pub(super) const PLUG: &str = "plug";
-pub(super) const PLUGGED: &str = "has its devices";
+/// What is said to it on its standard input before the machine is sent, and its answer.
+pub(super) const SENT: &str = "sent";
+pub(super) const AWAITED: &str = "is awaited";
 /// What is said to it on its standard input when the machine does not come.
 pub(super) const CANCEL: &str = "cancel";
 /// Between looks at QEMU, where no event comes.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long a machine may not begin to come whose `vnplug migrate` has ended. Once it comes, QEMU needs nobody.
-const ORPHAN: Duration = Duration::from_secs(1);
-
+/// How long QEMU may take to begin to send a machine: it connects when it is told to, and the kernel gives up a TCP
+/// connection after 127 s (`tcp_syn_retries`, tcp(7)).
+const CONNECTS: Duration = Duration::from_secs(130);
 /// How long a daemon may take to start.
 const STARTS: Duration = Duration::from_secs(10);
 /// How long a QEMU is asked to unplug devices in which no machine runs yet: it lets go of none.
@@ -48,8 +54,11 @@ const GONE: Duration = Duration::from_secs(1);
 #[derive(PartialEq, Eq)]
 enum Waited {
     Come,
-    Plug,
+    Sent,
+    /// Who sends it says that it does not come.
     Cancelled,
+    /// Nobody knows whether it comes.
+    GivenUp,
 }
 
 /// A source without what says which part of it is meant.
@@ -81,8 +90,8 @@ impl Attach {
         }
         sys::catch_signals();
         let owner = access::identity(monitor)?;
-        let present = parts::present(monitor)?;
-        let parts = self.parts(&present);
+        let mut present = parts::present(monitor)?;
+        let mut parts = self.parts(&present);
         if !self.come
             && parts
                 .iter()
@@ -92,19 +101,20 @@ impl Attach {
                         them: end it, and start it again";
             return Err(Failure::about(name, text));
         }
-        let is_prepared = parts.iter().any(|part| present.contains(&part.id));
-        let missing: Vec<&Part> = parts
-            .iter()
-            .filter(|part| !present.contains(&part.id))
-            .collect();
-        let pci = missing.iter().filter(|part| part.kind == Kind::Pci).count();
-        slots::choose(monitor, &self.buses, pci)?
+        let mut is_prepared = parts.iter().any(|part| present.contains(&part.id));
+        let is_missing = |part: &&Part| !present.contains(&part.id);
+        let pci = |part: &&Part| part.kind == Kind::Pci;
+        let devices = parts.iter().filter(is_missing).filter(pci).count();
+        slots::choose(monitor, &self.buses, devices)?
             .map_err(|no_room| Failure::about(name, no_room))?;
         let ready = client.attach_vm(self.spec(owner))?;
-        let first: Vec<&Part> = missing
-            .into_iter()
-            .filter(|part| !part.is_device())
-            .collect();
+        // Of one that is about to come with its devices nothing can go before it is here.
+        if !self.come && self.has_lost_memory(monitor, &parts, &present, &ready)? {
+            (present, parts) = self.clear(monitor)?;
+            is_prepared = false;
+        }
+        let is_first = |part: &&Part| !part.is_device() && !present.contains(&part.id);
+        let first: Vec<&Part> = parts.iter().filter(is_first).collect();
         let prepared = self
             .check_needs(&ready, is_prepared)
             .and_then(|()| self.plug(monitor, &first, &ready, Vec::<DeviceAddress>::new()));
@@ -114,22 +124,24 @@ impl Attach {
         }
         out::line(&format!("{name}: {READY}"))?;
         let words = words();
-        let ended = loop {
-            match wait(monitor, &words) {
-                Ok(Waited::Plug) => {
-                    let going: Vec<&Part> = parts.iter().filter(|it| it.goes_along()).collect();
-                    let devices: Vec<&Part> =
-                        going.into_iter().filter(|it| it.is_device()).collect();
-                    if let Err(failure) = self.plug(monitor, &devices, &ready, self.places.clone())
-                    {
-                        self.forget(&mut connect()?, owner);
-                        return Err(failure);
-                    }
-                    out::line(&format!("{name}: {PLUGGED}"))?;
-                }
-                ended => break ended,
+        let mut is_awaited = self.come;
+        let mut ended = wait(monitor, &words, is_awaited);
+        if let Ok(Waited::Sent) = ended {
+            let goes = |it: &&Part| self.movable && it.goes_along() && it.is_device();
+            let devices: Vec<&Part> = parts.iter().filter(goes).collect();
+            if let Err(failure) = self.plug(monitor, &devices, &ready, self.places.clone()) {
+                // Why it fails is what is said.
+                let _ = self.give_up(monitor, connect, &parts, owner);
+                return Err(failure);
             }
-        };
+            // Who does not hear it sends no machine.
+            let is_heard = out::line(&format!("{name}: {AWAITED}"));
+            is_awaited = is_heard.is_ok();
+            ended = match is_heard {
+                Ok(()) => wait(monitor, &words, true),
+                Err(_) => Ok(Waited::Cancelled),
+            };
+        }
         match ended {
             // The daemon may have been restarted meanwhile, and be about to listen.
             Ok(Waited::Come) => {
@@ -137,9 +149,14 @@ impl Attach {
                 self.attach_pool(monitor, &self.buses, client)?;
                 Ok(OK)
             }
-            Ok(Waited::Cancelled | Waited::Plug) => {
-                let left = parts::remove(monitor, &parts, GONE)?;
+            Ok(Waited::GivenUp) if self.movable && is_awaited => {
                 self.forget(&mut patiently(connect)?, owner);
+                let text = "the machine is not awaited any more; end the QEMU that waits";
+                out::note(&format!("{name}: {text}"));
+                Ok(OK)
+            }
+            Ok(Waited::Cancelled | Waited::GivenUp | Waited::Sent) => {
+                let left = self.give_up(monitor, connect, &parts, owner)?;
                 let what = match left.is_empty() {
                     true => "nothing is left here",
                     false => "the QEMU that waits cannot let go of its devices: end it",
@@ -179,6 +196,20 @@ impl Attach {
         Err(Failure::about(name, text))
     }
 
+    /// The machine does not come: takes out of QEMU what it lets go of, and has the daemon forget the VM, whatever
+    /// QEMU says.
+    fn give_up(
+        &self,
+        monitor: &mut dyn Monitor,
+        connect: &dyn Fn() -> Result<Client, Failure>,
+        parts: &[Part],
+        owner: u64,
+    ) -> Result<Left, Failure> {
+        let left = parts::remove(monitor, parts, GONE);
+        self.forget(&mut patiently(connect)?, owner);
+        Ok(left?)
+    }
+
     fn forget(&self, client: &mut Client, owner: u64) {
         let name = &self.vm.name;
         if let Err(error) = client.detach_own_vm(name, owner) {
@@ -206,33 +237,38 @@ fn has_come(monitor: &mut dyn Monitor) -> Result<Option<String>, MonitorError> {
     Ok((!waits).then(|| status.to_owned()))
 }
 
-/// Whether QEMU receives the machine.
-fn comes(monitor: &mut dyn Monitor) -> Result<bool, MonitorError> {
+/// Whether a machine may come of which nobody says any more that it does not; `silent` is for how long nobody does.
+fn may_come(monitor: &mut dyn Monitor, silent: Duration) -> Result<bool, MonitorError> {
     let answer = monitor.execute("query-migrate", json!({}))?;
-    let status = answer["status"].as_str().unwrap_or("none");
-    Ok(!matches!(status, "none" | "setup" | "failed" | "cancelled"))
+    Ok(match answer["status"].as_str() {
+        // QEMU listens.
+        None | Some("none" | "setup") => silent < CONNECTS,
+        Some(status) => !["failed", "cancelled"].contains(&status),
+    })
 }
 
-fn wait(monitor: &mut dyn Monitor, words: &Receiver<String>) -> Result<Waited, MonitorError> {
+/// Waits for the machine, which is `awaited` when it was said that it is sent.
+fn wait(
+    monitor: &mut dyn Monitor,
+    words: &Receiver<String>,
+    awaited: bool,
+) -> Result<Waited, MonitorError> {
     let mut orphan = None;
     loop {
         if has_come(monitor)?.is_some() {
             return Ok(Waited::Come);
         }
-        let cancelled = match words.try_recv() {
-            Ok(word) if word == PLUG => return Ok(Waited::Plug),
-            Ok(word) => word == CANCEL,
-            Err(TryRecvError::Empty) => false,
+        let is_over = match words.try_recv() {
+            Ok(word) if word == SENT => return Ok(Waited::Sent),
+            Ok(word) if word == CANCEL => return Ok(Waited::Cancelled),
+            Ok(_) | Err(TryRecvError::Empty) => false,
             Err(TryRecvError::Disconnected) => {
                 let since: &mut Instant = orphan.get_or_insert_with(Instant::now);
-                if comes(monitor)? {
-                    *since = Instant::now();
-                }
-                since.elapsed() > ORPHAN
+                !awaited || !may_come(monitor, since.elapsed())?
             }
         };
-        if cancelled || sys::stop().is_some() {
-            return Ok(Waited::Cancelled);
+        if is_over || sys::stop().is_some() {
+            return Ok(Waited::GivenUp);
         }
         monitor.news(Instant::now() + LOOK)?;
     }

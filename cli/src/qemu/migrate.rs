@@ -221,8 +221,8 @@ impl Migrate {
             self.let_go(qemu, &mut client, owner, along, times)?;
             if along.is_some() {
                 self.refuse_what_cannot_go_along(qemu)?;
-                target.plug(READY_LIMIT)?;
             }
+            target.await_sent(READY_LIMIT)?;
             qemu.execute("migrate", json!({"uri": self.to}))?;
             Ok(())
         });

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::incoming::{CANCEL, PLUG, PLUGGED, READY};
+use super::incoming::{AWAITED, CANCEL, READY, SENT};
 use crate::failure::Failure;
 
 /// The process, and what it says.
@@ -59,7 +59,7 @@ impl Target {
         let (sender, lines) = sync_channel(MOST_LINES);
         if let Some(output) = process.stdout.take() {
             std::thread::spawn(move || {
-                // It says two lines.
+                // It says three lines.
                 let lines = BufReader::new(output.take(MOST_TEXT))
                     .lines()
                     .map_while(Result::ok);
@@ -99,21 +99,21 @@ impl Target {
         }
     }
 
-    /// Has the devices plugged that the machine brings the contents of.
+    /// Says that the machine is about to be sent; devices are plugged there that it brings the contents of.
     ///
     /// # Errors
-    /// They are not, with what was said.
-    pub(super) fn plug(&mut self, limit: Duration) -> Result<(), Failure> {
+    /// They are not, or nobody waits there any more, with what was said.
+    pub(super) fn await_sent(&mut self, limit: Duration) -> Result<(), Failure> {
         if let Some(input) = &mut self.process.stdin {
             // What has ended says why.
-            let _ = writeln!(input, "{PLUG}");
+            let _ = writeln!(input, "{SENT}");
         }
         match self.lines.recv_timeout(limit) {
-            Ok(line) if line.ends_with(PLUGGED) => Ok(()),
+            Ok(line) if line.ends_with(AWAITED) => Ok(()),
             Ok(line) => Err(Failure::about("the target says", line)),
             Err(RecvTimeoutError::Disconnected) => Err(self.refusal()),
             Err(RecvTimeoutError::Timeout) => {
-                let text = format!("the target was not plugged within {} s", limit.as_secs());
+                let text = format!("the target did not wait within {} s", limit.as_secs());
                 Err(Failure::new(text))
             }
         }
