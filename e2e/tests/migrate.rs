@@ -395,6 +395,26 @@ fn a_machine_that_was_given_up_at_the_target_and_comes_reads_on_there() {
 }
 
 #[test]
+fn by_force_a_reader_that_does_not_let_go_keeps_its_memory_and_goes_on_with_it() {
+    let mut rig = Rig::new(&["--movable"]);
+    rig.run("kill -STOP $(cat /tmp/pid)");
+    let target = rig.waiting();
+    let forced = ["--allow", "*", "--timeout", "1s", "--force"];
+    succeeded(&rig.command(&target, &forced).output().unwrap());
+    (rig.guest, rig.at) = (target.0, 1);
+    let taken = || {
+        let counters = rig.daemon().audit();
+        let vm = counted(&counters, "vm");
+        value(vm, "pool_bytes") - 4096 - value(vm, "pool_free")
+    };
+    eventually("its place there is taken", || taken() > 4 << 20);
+    rig.run("kill -CONT $(cat /tmp/pid)");
+    rig.await_packets();
+    let marks = rig.finish();
+    assert_eq!((marks.len(), marks[0].moved), (1, true));
+}
+
+#[test]
 fn memory_of_a_group_is_unplugged_where_the_pool_goes_along() {
     let group = ["--group", "ids=lab"];
     let mut rig = Rig::new(&[&["--movable"], &group[..]].concat());

@@ -90,7 +90,8 @@ pub(crate) struct Migrate {
     /// User that the other QEMU runs as, where it is not found automatically
     #[arg(long, value_name = "USER")]
     qemu_user: Option<String>,
-    /// Go on although applications have not let go of the memory; they are killed by the kernel when it goes
+    /// Go on although applications have not let go of the memory: the kernel kills them when it is unplugged. With
+    /// --movable the pool is not: they keep their part of it, which is taken there, too, until they let go
     #[arg(long)]
     force: bool,
     /// How long applications, then the guest's kernel, may take to let go
@@ -373,9 +374,13 @@ impl Migrate {
         if mapped > 0 && !self.force {
             let text = format!(
                 "applications in the guest still map {} KiB of its memory after {} s (one that does not read what \
-                 waits for it, or a back-end's): end them, or --force",
+                 waits for it, or a back-end's): end them, or --force{}",
                 mapped >> 10,
-                self.timeout.as_secs_f32()
+                self.timeout.as_secs_f32(),
+                match along {
+                    Some(_) => "",
+                    None => ", by which the kernel kills them",
+                }
             );
             return Err(Failure::about(name, text));
         }
