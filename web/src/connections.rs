@@ -11,7 +11,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -29,10 +29,11 @@ use rustix::net::sockopt::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::pki_types::CertificateDer;
 
 use crate::certificate;
 use crate::trust::Tls;
+use crate::users::User;
 
 /// Connections at a time.
 pub(crate) const CONNECTIONS: usize = 128;
@@ -50,17 +51,33 @@ pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
     /// The name in its certificate, which was verified.
     pub(crate) certificate: Option<String>,
+    connection: Arc<Connected>,
+}
+
+impl Peer {
+    /// It is this user who asks.
+    pub(crate) fn is(&self, user: &User) {
+        self.connection.who().user = Some(user.clone());
+    }
+}
+
+/// What let a connection come in.
+#[derive(Debug, Default)]
+pub(crate) struct Who {
+    /// The client's certificate and those that it showed with it, when the handshake is done.
+    pub(crate) certificates: Option<Vec<CertificateDer<'static>>>,
+    /// Who asked last.
+    pub(crate) user: Option<User>,
 }
 
 /// Serves until the process ends; `head` and `most` are [`HEAD`] and [`CONNECTIONS`].
 pub(crate) async fn serve(
     listener: TcpListener,
     tls: Option<Tls>,
+    table: Arc<Table>,
     routes: Router,
-    head: Duration,
-    most: usize,
+    (head, most): (Duration, usize),
 ) {
-    let table = Arc::new(Table::default());
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(head);
     loop {
@@ -76,10 +93,7 @@ pub(crate) async fn serve(
         keep_alive(&stream);
         let held = table.enter();
         let (http, routes) = (http.clone(), routes.clone());
-        let tls = tls.as_ref().map(|tls| {
-            let tls = tls.read().unwrap_or_else(PoisonError::into_inner);
-            tls.clone()
-        });
+        let tls = tls.clone();
         tokio::spawn(async move {
             let slot = Arc::clone(&held.slot);
             let connection = Connection { stream, slot };
@@ -96,13 +110,14 @@ async fn speak(
     http: http1::Builder,
     connection: Connection,
     address: SocketAddr,
-    tls: Option<TlsAcceptor>,
+    tls: Option<Tls>,
     routes: Router,
 ) {
     let slot = Arc::clone(&connection.slot);
     let mut peer = Peer {
         address,
         certificate: None,
+        connection: Arc::clone(&slot),
     };
     let Some(tls) = tls else {
         let _ = http
@@ -110,15 +125,22 @@ async fn speak(
             .await;
         return;
     };
-    let stream = match tokio::time::timeout(HANDSHAKE, tls.accept(connection)).await {
+    let current = || tls.read().unwrap_or_else(PoisonError::into_inner).clone();
+    let handshake = current().acceptor.accept(connection);
+    let stream = match tokio::time::timeout(HANDSHAKE, handshake).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return log::info!("{}: no TLS: {error}", address.ip()),
         Err(_) => return log::info!("{}: no TLS within {HANDSHAKE:?}", address.ip()),
     };
     let certificates = stream.get_ref().1.peer_certificates();
-    peer.certificate = certificates
-        .and_then(|all| all.first())
-        .map(|it| certificate::name(it));
+    let certificates = certificates.unwrap_or_default();
+    peer.certificate = certificates.first().map(|it| certificate::name(it));
+    let owned = certificates.iter().map(|it| it.clone().into_owned());
+    slot.who().certificates = Some(owned.collect());
+    // Others may be taken than when it began.
+    if !current().takes(certificates) {
+        return log::info!("{}: its certificate is taken no more", address.ip());
+    }
     let _ = http
         .serve_connection(TokioIo::new(stream), service(slot, peer, routes))
         .await;
@@ -145,7 +167,7 @@ fn service(
 
 /// All connections, by number.
 #[derive(Debug, Default)]
-struct Table {
+pub(crate) struct Table {
     slots: Mutex<BTreeMap<u64, Arc<Connected>>>,
     /// Somebody left, or began to wait for its client.
     changed: Notify,
@@ -157,6 +179,7 @@ struct Connected {
     /// Since when it waits for its client; `None` while it works.
     waits: Mutex<Option<Instant>>,
     cut: Notify,
+    who: Mutex<Who>,
     table: Arc<Table>,
 }
 
@@ -199,10 +222,26 @@ impl Table {
         None
     }
 
+    /// Cuts the connections of those, whatever they do; how many there are.
+    pub(crate) fn cut_those(&self, are: impl Fn(&Who) -> bool) -> usize {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = slots.len();
+        slots.retain(|_, slot| {
+            let is_one = are(&slot.who());
+            if is_one {
+                slot.cut.notify_one();
+            }
+            !is_one
+        });
+        self.changed.notify_one();
+        before - slots.len()
+    }
+
     fn enter(self: &Arc<Self>) -> Held {
         let slot = Arc::new(Connected {
             waits: Mutex::new(Some(Instant::now())),
             cut: Notify::new(),
+            who: Mutex::default(),
             table: Arc::clone(self),
         });
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
@@ -213,6 +252,10 @@ impl Table {
 }
 
 impl Connected {
+    fn who(&self) -> MutexGuard<'_, Who> {
+        self.who.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// From now on it waits for its client, or no longer.
     fn wait(&self, waits: bool) {
         let mut since = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
@@ -362,6 +405,12 @@ mod tests {
 
     /// A server with one page, in a thread that ends with the process.
     fn server(head: Duration, most: usize) -> SocketAddr {
+        server_with(head, most).0
+    }
+
+    fn server_with(head: Duration, most: usize) -> (SocketAddr, Arc<Table>) {
+        let connections = Arc::new(Table::default());
+        let table = Arc::clone(&connections);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
@@ -375,10 +424,10 @@ mod tests {
                 let routes = Router::new()
                     .route("/", get(async || "the page"))
                     .route("/large", get(async || vec![7_u8; 64 << 20]));
-                serve(listener, None, routes, head, most).await;
+                serve(listener, None, table, routes, (head, most)).await;
             });
         });
-        address
+        (address, connections)
     }
 
     fn peer(address: SocketAddr, says: &str) -> Peer {
@@ -428,6 +477,18 @@ mod tests {
             assert!(rest(peer).ends_with("the page"), "cut, but answered before");
         }
         drop(half);
+    }
+
+    #[test]
+    fn whoever_may_not_come_in_any_more_is_cut_off_in_the_middle_of_an_answer() {
+        let (address, table) = server_with(Duration::MAX / 4, 8);
+        let stuck = peer(address, "GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        let mut first = [0; 1];
+        stuck.peek(&mut first).unwrap();
+        assert_eq!(table.cut_those(|_| false), 0);
+        assert_eq!(table.cut_those(|who| who.user.is_none()), 1);
+        assert!(rest(stuck).len() < 64 << 20);
+        assert!(rest(peer(address, LAST)).ends_with("the page"));
     }
 
     #[test]

@@ -1,14 +1,14 @@
-//! Who may come in, as whom, and what is written down of it.
+//! Who may come in, under which name, and what the log says of it.
 //!
 //! | started with | who comes in |
 //! |---|---|
-//! | nothing, on the loopback address alone | everybody who can connect |
-//! | `--tls-client-ca` | who has a certificate of that CA; without one there is no connection |
-//! | `--tokens` | who shows a token with each request (`Authorization: Bearer`), or did once and has the cookie of that session |
-//! | both | who has both |
+//! | neither (only on the loopback address) | everybody who can connect |
+//! | `--tls-client-ca` | whoever has a certificate of that CA; without one the handshake fails |
+//! | `--tokens` | whoever sends a token with each request (`Authorization: Bearer`), or sent it once to `/login` and has the cookie of that session |
+//! | both | whoever has both |
 //!
-//! A session's cookie is random, of this server alone (`__Host-`), sent over TLS alone, to no script (`HttpOnly`) and with no request
-//! that another site made (`SameSite=Strict`). The server keeps its hash.
+//! The cookie of a session is random. Browsers send it to this server alone (`__Host-`), only over TLS (`Secure`), and not with requests
+//! that another site made (`SameSite=Strict`); scripts cannot read it (`HttpOnly`). The server keeps only its hash.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -27,7 +27,7 @@ use crate::page;
 use crate::text::escape;
 use crate::users::{Scope, User, Users, random};
 
-/// What decides, and what it remembers.
+/// Decides who comes in; remembers who is logged in, and what was logged.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     users: RwLock<Option<Users>>,
@@ -44,18 +44,19 @@ impl Gate {
         }
     }
 
-    /// Others may come in from now on. Who was logged in and is no more what he was, is logged out.
-    pub(crate) fn replace(&self, users: Users) {
+    /// From now on these users may come in. Users who are gone, or have another token or other rights now, are logged
+    /// out; returns them.
+    pub(crate) fn replace(&self, users: Users) -> Vec<User> {
         let mut now = self.users.write().unwrap_or_else(PoisonError::into_inner);
-        let stays = |user: &User| {
-            now.as_ref()
-                .is_some_and(|before| users.has_as(before, user))
-        };
-        self.sessions().0.retain(|_, (user, _)| stays(user));
+        let gone = now.as_ref().map(|before| before.missing_in(&users));
+        let gone = gone.unwrap_or_default();
+        let mut sessions = self.sessions();
+        sessions.0.retain(|_, (user, _)| !gone.contains(user));
         *now = Some(users);
+        gone
     }
 
-    /// Who asks; or what is answered instead.
+    /// The user who asks; or the answer for somebody who may not come in.
     pub(crate) fn enter(
         &self,
         request: &Request,
@@ -129,7 +130,7 @@ impl Gate {
         ))
     }
 
-    /// Writes down who had what answer. What is asked again and again is written once a minute, with how often it was.
+    /// Logs who asked what, and how it was answered. What is asked again and again is logged once a minute, with a count.
     pub(crate) fn note(&self, told: &Access, status: StatusCode) {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         for line in log.lines(told, status.as_u16(), Instant::now()) {
@@ -160,7 +161,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// What is asked for; by whom is not known yet.
+    /// What a request asks for. Its user is not known yet.
     pub(crate) fn of(request: &Request) -> Self {
         let peer = peer(request);
         let certificate = peer.and_then(|peer| peer.certificate.clone());
@@ -173,7 +174,7 @@ impl Access {
         }
     }
 
-    /// A user came in.
+    /// It is this user's.
     fn by(&mut self, user: &User) {
         if self.name == NOBODY || self.name == user.name {
             self.name.clone_from(&user.name);
@@ -200,7 +201,7 @@ impl Access {
     }
 }
 
-/// As much of a text as is written of it.
+/// As much of a text as the log shows.
 fn cut(text: &str) -> String {
     let most = text.char_indices().nth(MOST_WRITTEN).map(|(at, _)| at);
     match most {
@@ -209,11 +210,12 @@ fn cut(text: &str) -> String {
     }
 }
 
-/// What was written of whom, and when.
+/// What was logged lately, and how often the same came since.
 #[derive(Debug, Default)]
 struct Log(BTreeMap<Same, (Instant, Access, u64)>);
 
-/// Name, address, path and status: what is the same is counted together. Of who is refused and has no name, whatever the path.
+/// Name, address, path and status: requests in which all of these are equal are counted together. For refused requests
+/// without a name the path does not matter.
 type Same = (String, Option<IpAddr>, String, u16);
 
 impl Log {
@@ -423,7 +425,9 @@ mod tests {
             |cookie: &String| status(&gate, &request("GET", "/api/now", &[("cookie", cookie)]));
         assert_eq!(cookies.each_ref().map(get), [200; 3]);
         let (_, other) = new_token("bob").unwrap();
-        gate.replace(Users::parse(&format!("{}\n{other}", lines[0].1)).unwrap());
+        let gone = gate.replace(Users::parse(&format!("{}\n{other}", lines[0].1)).unwrap());
+        let gone: Vec<&str> = gone.iter().map(|user| user.name.as_str()).collect();
+        assert_eq!(gone, ["bob", "carol"]);
         assert_eq!(cookies.each_ref().map(get), [200, 401, 401]);
     }
 

@@ -8,8 +8,8 @@ use std::path::Path;
 /// Reads a file that nobody but its owner and root may change; of a `private` one, nobody outside its group may know it.
 ///
 /// # Errors
-/// What is wrong with it, and what mends it.
-pub(crate) fn read(path: &Path, private: bool) -> Result<Vec<u8>, String> {
+/// What is wrong with it, and what mends it; also if it has more than `most` bytes.
+pub(crate) fn read(path: &Path, private: bool, most: u64) -> Result<Vec<u8>, String> {
     let about = |what: &str| format!("{}: {what}", path.display());
     let file = File::open(path).map_err(|error| about(&error.to_string()))?;
     let status = file.metadata().map_err(|error| about(&error.to_string()))?;
@@ -36,15 +36,16 @@ pub(crate) fn read(path: &Path, private: bool) -> Result<Vec<u8>, String> {
         )));
     }
     let mut bytes = Vec::new();
-    let read = file.take(MOST + 1).read_to_end(&mut bytes);
+    let read = file.take(most + 1).read_to_end(&mut bytes);
     read.map_err(|error| about(&error.to_string()))?;
-    match bytes.len() as u64 > MOST {
-        true => Err(about("it has more than 1 MiB")),
+    match bytes.len() as u64 > most {
+        true => Err(about(&format!("it has more than {} MiB", most >> 20))),
         false => Ok(bytes),
     }
 }
 
-const MOST: u64 = 1 << 20;
+/// Of certificates, keys and tokens: thousands of them.
+pub(crate) const MOST: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -62,7 +63,7 @@ mod tests {
         fs::write(&path, "it").unwrap();
         let may = |mode: u32, private| {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            read(&path, private)
+            read(&path, private, MOST)
         };
         for (mode, private, public) in [
             (0o600, true, true),
@@ -79,7 +80,9 @@ mod tests {
             said.contains("mode 644") && said.contains("chmod 640"),
             "{said}"
         );
-        assert!(read(&dir.0, true).unwrap_err().contains("no file"));
+        assert!(read(&dir.0, true, MOST).unwrap_err().contains("no file"));
+        let said = read(&path, false, 1).unwrap_err();
+        assert!(said.contains("more than 0 MiB"), "{said}");
         // Root may give files away.
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&path, Some(65534), None).unwrap();

@@ -26,13 +26,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio_rustls::TlsAcceptor;
 
 use crate::api::{self, Refusal};
 use crate::ask::Asked;
-use crate::connections::{self, CONNECTIONS, HEAD};
+use crate::connections::{self, CONNECTIONS, HEAD, Peer};
 use crate::gate::{Access, Gate, USER};
 use crate::table::Table;
+use crate::tls::Entrance;
 use crate::trust::{self, Files, Stamp};
 use crate::{download, live, page};
 
@@ -46,7 +46,7 @@ pub(crate) struct Settings {
     pub(crate) names: Vec<String>,
     /// `Host` may be any address, and not only one of this machine's own.
     pub(crate) remote: bool,
-    pub(crate) tls: Option<TlsAcceptor>,
+    pub(crate) tls: Option<Entrance>,
     pub(crate) gate: Gate,
     /// What both were made of, and what it was like then.
     pub(crate) files: (Files, Vec<Stamp>),
@@ -92,8 +92,10 @@ pub(crate) fn run(settings: Settings) -> io::Result<()> {
         let _ = writeln!(io::stdout(), "vnplug-web: {scheme}://{address}/");
         let (files, stamps) = settings.files.clone();
         let site = site(settings);
-        tokio::spawn(trust::watch(files, stamps, tls.clone(), Arc::clone(&site)));
-        connections::serve(listener, tls, routes(site), HEAD, CONNECTIONS).await;
+        let table = Arc::new(connections::Table::default());
+        let watched = (Arc::clone(&site), Arc::clone(&table));
+        tokio::spawn(trust::watch(files, stamps, tls.clone(), watched));
+        connections::serve(listener, tls, table, routes(site), (HEAD, CONNECTIONS)).await;
         Ok(())
     })
 }
@@ -138,6 +140,9 @@ async fn guard(State(shared): State<Arc<Site>>, mut request: Request, next: Next
     let mut response = match entered {
         Err(response) => *response,
         Ok(user) => {
+            if let Some(peer) = request.extensions().get::<Peer>() {
+                peer.is(&user);
+            }
             let name = HeaderValue::from_str(&user.name);
             request.extensions_mut().insert(user);
             let mut response = next.run(request).await;

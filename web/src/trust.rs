@@ -1,19 +1,19 @@
-//! The files that say who may come in. They are read at the start, and again when one of them has changed: a renewed certificate, a
-//! new user, a list of revoked certificates. While they are wrong, or half written, what they said before goes on.
+//! The files that say who may come in. They are read at the start, and again when one of them has changed: a renewed
+//! certificate, a new user, a new list of revoked certificates. Whoever may not come in any more is cut off then. While a
+//! file is wrong or half written, what was read before stays in force.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use tokio_rustls::TlsAcceptor;
-
+use crate::connections::Table;
 use crate::server::Site;
-use crate::tls;
+use crate::tls::{self, Entrance};
 use crate::users::Users;
 
 /// What takes TLS connections, as long as the files are as they are.
-pub(crate) type Tls = Arc<RwLock<TlsAcceptor>>;
+pub(crate) type Tls = Arc<RwLock<Entrance>>;
 
 /// Where they are; those that were named.
 #[derive(Debug, Clone, Default)]
@@ -27,7 +27,7 @@ pub(crate) struct Files {
 
 /// What they say.
 pub(crate) struct Trust {
-    pub(crate) tls: Option<TlsAcceptor>,
+    pub(crate) tls: Option<Entrance>,
     pub(crate) users: Option<Users>,
 }
 
@@ -44,7 +44,7 @@ impl Files {
             (Some(certificate), Some(key)) => {
                 let clients = self.clients.as_deref();
                 let clients = clients.map(|it| (it, self.revoked.as_deref()));
-                Some(TlsAcceptor::from(tls::config(certificate, key, clients)?))
+                Some(tls::entrance(certificate, key, clients)?)
             }
             _ => None,
         };
@@ -73,8 +73,14 @@ impl Files {
     }
 }
 
-/// Reads them again whenever one has changed, for as long as the server runs.
-pub(crate) async fn watch(files: Files, mut seen: Vec<Stamp>, tls: Option<Tls>, site: Arc<Site>) {
+/// Reads them again whenever one has changed, for as long as the server runs, and cuts the connections of those who would not come in
+/// any more.
+pub(crate) async fn watch(
+    files: Files,
+    mut seen: Vec<Stamp>,
+    tls: Option<Tls>,
+    (site, connections): (Arc<Site>, Arc<Table>),
+) {
     if files.all().next().is_none() {
         return;
     }
@@ -93,13 +99,24 @@ pub(crate) async fn watch(files: Files, mut seen: Vec<Stamp>, tls: Option<Tls>, 
         match read {
             Ok(trust) => {
                 (seen, said) = (now, String::new());
-                if let (Some(tls), Some(new)) = (&tls, trust.tls) {
-                    *tls.write().unwrap_or_else(PoisonError::into_inner) = new;
+                // NB: nothing is awaited in this arm, as nothing is between the look at who asks and the note of it in
+                // `server::guard`: all of it is one thread's, so nobody comes in between.
+                if let (Some(tls), Some(new)) = (&tls, &trust.tls) {
+                    *tls.write().unwrap_or_else(PoisonError::into_inner) = new.clone();
                 }
-                if let Some(users) = trust.users {
-                    site.gate.replace(users);
-                }
-                log::warn!("certificates and tokens have changed, and are read again");
+                let gone = trust.users.map(|users| site.gate.replace(users));
+                let gone = gone.unwrap_or_default();
+                let cut = connections.cut_those(|who| {
+                    let is_refused = |tls: &Entrance| {
+                        let shown = who.certificates.as_ref();
+                        shown.is_some_and(|shown| !tls.takes(shown))
+                    };
+                    let is_gone = who.user.as_ref().is_some_and(|user| gone.contains(user));
+                    is_gone || trust.tls.as_ref().is_some_and(is_refused)
+                });
+                log::warn!(
+                    "certificates and tokens have changed, and are read again; connections that are cut: {cut}"
+                );
             }
             // It is tried again: what is wrong may pass without a change of the files.
             Err(error) if error == said => {}

@@ -55,7 +55,7 @@ impl Users {
     /// # Errors
     /// What is wrong with it. Nothing of its words is repeated: one may be a token.
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
-        let bytes = secret::read(path, true)?;
+        let bytes = secret::read(path, true, secret::MOST)?;
         let about = |what: String| format!("{}: {what}", path.display());
         let text = String::from_utf8(bytes).map_err(|_| about("it is no text".into()))?;
         // NB: a line that is cut before its last word would give more than the whole one.
@@ -92,10 +92,10 @@ impl Users {
         }
     }
 
-    /// Whether a user of `before` is here with the same token and the same rights.
-    pub(crate) fn has_as(&self, before: &Self, user: &User) -> bool {
-        let mut same = self.0.iter().filter(|it| before.0.contains(it));
-        same.any(|(it, _)| it == user)
+    /// Those who are not in `after` with the same token and the same rights.
+    pub(crate) fn missing_in(&self, after: &Self) -> Vec<User> {
+        let gone = self.0.iter().filter(|it| !after.0.contains(it));
+        gone.map(|(user, _)| user.clone()).collect()
     }
 
     /// Whose token this is. It takes as long for every token.

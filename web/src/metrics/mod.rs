@@ -112,7 +112,9 @@ fn serve(arguments: Arguments) -> Result<(), String> {
         let address = listener.local_addr().map_err(failed)?;
         // Whoever closed stdout does not want to know.
         let _ = writeln!(io::stdout(), "{NAME}: http://{address}/metrics");
-        connections::serve(listener, None, routes(shared), HEAD, CONNECTIONS).await;
+        let table = Arc::default();
+        let limits = (HEAD, CONNECTIONS);
+        connections::serve(listener, None, table, routes(shared), limits).await;
         Ok(())
     })
 }

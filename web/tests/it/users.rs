@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -175,6 +175,58 @@ impl Drop for Secure {
     }
 }
 
+/// A connection that a client keeps, by openssl.
+struct Kept {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+    host: SocketAddr,
+}
+
+impl Kept {
+    /// With these further options.
+    fn open(server: &Secure, words: &[&str]) -> Self {
+        let mut command = Command::new("openssl");
+        command.args(["s_client", "-quiet", "-verify_quiet", "-connect"]);
+        command.arg(server.address.to_string()).arg("-CAfile");
+        let pipes = command.arg(&server.ca).args(words);
+        let pipes = pipes.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = pipes.stderr(Stdio::null()).spawn().unwrap();
+        Self {
+            to: child.stdin.take().unwrap(),
+            from: BufReader::new(child.stdout.take().unwrap()),
+            host: server.address,
+            child,
+        }
+    }
+
+    /// The status of the next answer; `None` if the connection was cut.
+    fn ask(&mut self, headers: &str) -> Option<u16> {
+        let host = self.host;
+        let request = format!("GET /api/recordings HTTP/1.1\r\nHost: {host}\r\n{headers}\r\n");
+        self.to.write_all(request.as_bytes()).ok()?;
+        let answer = head(&mut self.from).ok()?;
+        let len = answer.header("content-length").parse().unwrap();
+        let mut body = vec![0; len];
+        self.from.read_exact(&mut body).ok()?;
+        Some(answer.status)
+    }
+
+    /// Waits until the server ends it, and says nothing meanwhile.
+    fn await_end(&mut self) {
+        let mut rest = Vec::new();
+        self.from.read_to_end(&mut rest).unwrap();
+        assert_eq!(rest, b"");
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// Everything that shows something.
 const PATHS: [&str; 9] = [
     "/",
@@ -316,10 +368,49 @@ fn files_that_change_are_read_again_and_wrong_ones_change_nothing() {
 }
 
 #[test]
+fn who_has_a_token_no_more_is_cut_off_and_others_are_not() {
+    let (team, place) = (Team::new(), TestDir::new("web"));
+    recording(&place);
+    let server = team.serve(&place.0, &[("--tokens", "tokens")]);
+    let bearer = |token: &str| format!("Authorization: Bearer {token}\r\n");
+    let (alices, disks) = (bearer(&team.alice), bearer(&team.disk));
+    let mut alice = Kept::open(&server, &[]);
+    let mut disk = Kept::open(&server, &[]);
+    let mut mute = Kept::open(&server, &[]);
+    assert_eq!(alice.ask(&alices), Some(200));
+    assert_eq!(disk.ask(&disks), Some(200));
+    assert_eq!(mute.ask(""), Some(401));
+    let tokens = fs::read_to_string(team.file("tokens")).unwrap();
+    let others: Vec<&str> = tokens.lines().filter(|it| !it.starts_with("al")).collect();
+    team.replace("tokens", &(others.join("\n") + "\n"));
+    // Although it is idle. It would be for 30 seconds.
+    let began = Instant::now();
+    alice.await_end();
+    println!("cut off after {:?}", began.elapsed());
+    assert!(server.log().contains("connections that are cut: 1"));
+    assert_eq!(disk.ask(&disks), Some(200));
+    assert_eq!(mute.ask(&disks), Some(200));
+}
+
+#[test]
 fn a_certificate_that_was_revoked_is_no_connection() {
     let (team, place) = (Team::new(), TestDir::new("web"));
     recording(&place);
-    fs::write(team.file("index.txt"), "").unwrap();
+    let client = |name: &str| {
+        let [pem, key] = ["pem", "key"].map(|kind| team.file(&format!("{name}.{kind}")));
+        [pem.display().to_string(), key.display().to_string()]
+    };
+    let certified = "-CA ca.pem -CAkey ca.key -addext basicConstraints=critical,CA:FALSE";
+    let new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
+    let carol = format!("{new} {certified} -keyout carol.key -out carol.pem -subj /CN=carol");
+    openssl(&team.dir.0, &carol);
+    // As long as lists of a large CA: more than a MiB.
+    let line = |n: u128| {
+        let serial = (1 << 126) + n;
+        format!("R\t401231000000Z\t251231000000Z\t{serial:X}\tunknown\t/CN={n}\n")
+    };
+    let all: String = (1..=25_000).map(line).collect();
+    fs::write(team.file("index.txt"), all).unwrap();
     fs::write(team.file("number"), "01\n").unwrap();
     let settings = "[ca]\ndefault_ca=ours\n[ours]\ndatabase=index.txt\ncrlnumber=number\n\
                     default_md=sha256\ndefault_crl_days=2\n";
@@ -329,6 +420,7 @@ fn a_certificate_that_was_revoked_is_no_connection() {
         openssl(&team.dir.0, &all);
     };
     by_ca("-gencrl -out revoked.pem");
+    assert!(fs::metadata(team.file("revoked.pem")).unwrap().len() > 1 << 20);
     let server = team.serve(
         &place.0,
         &[
@@ -336,16 +428,26 @@ fn a_certificate_that_was_revoked_is_no_connection() {
             ("--tls-client-crl", "revoked.pem"),
         ],
     );
-    let [pem, key] = ["bob.pem", "bob.key"].map(|name| team.file(name).display().to_string());
+    let [bobs, carols] = ["bob", "carol"].map(client);
     let bob = || {
-        server
-            .curl("/api/recordings", &["--cert", &pem, "--key", &key])
-            .0
+        let words = ["--cert", &bobs[0], "--key", &bobs[1]];
+        server.curl("/api/recordings", &words).0
     };
+    let kept = |own: &[String; 2]| Kept::open(&server, &["-cert", &own[0], "-key", &own[1]]);
+    let (mut asks, mut idle, mut other) = (kept(&bobs), kept(&bobs), kept(&carols));
     assert_eq!(bob(), 200);
+    for kept in [&mut asks, &mut idle, &mut other] {
+        assert_eq!(kept.ask(""), Some(200));
+    }
     by_ca("-revoke bob.pem");
     by_ca("-gencrl -out revoked.pem");
-    eventually("bob is not spoken to", || bob() == 0);
+    // Who has a connection and goes on asking is cut off, too.
+    let began = Instant::now();
+    eventually("bob is cut off", || asks.ask("").is_none());
+    println!("cut off after {:?}", began.elapsed());
+    idle.await_end();
+    assert_eq!(bob(), 0);
+    assert_eq!(other.ask(""), Some(200));
 }
 
 #[test]
@@ -392,6 +494,9 @@ fn handshakes_that_do_not_go_on_keep_nobody_waiting() {
 #[test]
 fn what_is_open_to_others_or_has_loose_files_is_not_started() {
     let (team, place) = (Team::new(), TestDir::new("web"));
+    // The CA is right, its list is not.
+    let list = "-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n";
+    fs::write(team.file("list.pem"), list).unwrap();
     let refused = |listen: &str, options: &[(&str, &str)]| {
         let output = team.command(listen, &place.0, options).output().unwrap();
         assert!(!output.status.success());
@@ -415,6 +520,19 @@ fn what_is_open_to_others_or_has_loose_files_is_not_started() {
     assert!(
         refused("127.0.0.1:0", &with(("--tls-client-ca", "tokens"))).contains("no certificate")
     );
+    for (list, why) in [
+        ("list.pem", "list.pem: provided CRL could not"),
+        ("web.pem", "web.pem: there is no list"),
+    ] {
+        let options = [
+            tls[0],
+            tls[1],
+            ("--tls-client-ca", "ca.pem"),
+            ("--tls-client-crl", list),
+        ];
+        let said = refused("127.0.0.1:0", &options);
+        assert!(said.contains(why) && !said.contains("ca.pem"), "{said}");
+    }
     fs::set_permissions(team.file("web.key"), fs::Permissions::from_mode(0o644)).unwrap();
     let said = refused("127.0.0.1:0", &tls);
     assert!(
