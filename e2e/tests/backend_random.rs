@@ -11,33 +11,13 @@ use vnplug_e2e::raw::{Holdings, Raw};
 use vnplug_frame::witness::seed;
 use vnplug_ring::control::backend::{Connect, Register};
 use vnplug_ring::control::{Backend, Message};
-use vnplug_testing::until;
+use vnplug_testing::{Dice, until};
 
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
 /// Messages of each bystander to the other.
 const NUMBERED: u32 = 2_000;
 /// Messages of a session, at most.
 const LONGEST: u64 = 60;
-
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.roll() % n
-    }
-
-    fn one_of(&mut self, of: &[u64]) -> u64 {
-        of[self.below(of.len() as u64) as usize]
-    }
-}
 
 /// Numbers that are special to somebody.
 const EDGES: [u64; 10] = [

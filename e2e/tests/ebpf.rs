@@ -15,7 +15,7 @@ use vnplug_e2e::third_party::{build_bpf, example_bpf};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_frame::witness::seed;
-use vnplug_testing::{Deadline, PATIENCE, until};
+use vnplug_testing::{Deadline, Dice, PATIENCE, until};
 use vnplug_twin::{Meta, Object, Program};
 
 /// Reads until nothing comes any more after `least` packets: what came.
@@ -537,13 +537,8 @@ fn memory(program: &Program, reader: &vnplug_twin::Instance) -> Vec<Vec<u8>> {
 #[test]
 fn the_examples_do_the_same_in_the_kernel_and_in_the_daemon() {
     let lab = Lab::new().unwrap();
-    let mut state = seed("examples");
-    let mut roll = move || {
-        // SplitMix64.
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z ^ z >> 27
-    };
+    let mut dice = Dice(seed("examples"));
+    let mut roll = move || dice.roll();
     for name in ["count.c", "first.c", "headers.c"] {
         let object = std::fs::read(example_bpf(name, lab.dir()).unwrap()).unwrap();
         let object = Object::parse(&object, None).unwrap();

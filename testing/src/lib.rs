@@ -5,13 +5,17 @@
 //! [`PATIENCE`]. That something takes *long* says nothing on a machine that is busy with other tests, so
 //! nobody measures with these: a test that promises a time keeps its own.
 //!
-//! And where they write: a [`TestDir`].
+//! And where they write: a [`TestDir`]. Randomized tests throw [`Dice`].
+
+mod dice;
 
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+
+pub use dice::Dice;
 
 /// Waits until a condition holds.
 ///

@@ -5,6 +5,7 @@
 //! `CAP_BPF`.
 
 use vnplug_os::bpf::{Array, Insn, Program, ProgramKind};
+use vnplug_testing::Dice;
 use vnplug_twin::{Code, Context, Instance, Meta, SharedMap};
 
 /// Programs, and frames for each: 10^6 in all.
@@ -13,26 +14,6 @@ const FRAMES: u64 = 2_000;
 
 /// Bytes of the one value of the map.
 const VALUE: usize = 256;
-
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.roll() % n
-    }
-
-    fn of<T: Copy>(&mut self, all: &[T]) -> T {
-        all[self.below(all.len() as u64) as usize]
-    }
-}
 
 /// Registers with numbers, which the program plays with.
 const NUMBERS: [u8; 4] = [0, 7, 8, 9];
@@ -81,19 +62,19 @@ fn program(dice: &mut Dice, map: &Array, is_new: bool) -> Vec<Insn> {
 }
 
 fn step(dice: &mut Dice, list: &mut Vec<(u8, u8, u8, i16, i32)>, is_new: bool) {
-    let (dst, src) = (dice.of(&NUMBERS), dice.of(&NUMBERS));
-    let wide = dice.of(&[0x04_u8, 0x07]);
+    let (dst, src) = (dice.one_of(&NUMBERS), dice.one_of(&NUMBERS));
+    let wide = dice.one_of(&[0x04_u8, 0x07]);
     let imm = match dice.below(4) {
         0 => dice.roll() as i32,
         1 => -1,
         2 => i32::MIN,
         _ => dice.below(100) as i32,
     };
-    let size = dice.of(&[(0x00_u8, 4_u64), (0x08, 2), (0x10, 1), (0x18, 8)]);
+    let size = dice.one_of(&[(0x00_u8, 4_u64), (0x08, 2), (0x10, 1), (0x18, 8)]);
     let aligned = |dice: &mut Dice, room: u64| (dice.below(room / size.1) * size.1) as i16;
     match dice.below(12) {
         0..=3 => {
-            let op = dice.of(&[0x00_u8, 0x10, 0x20, 0x40, 0x50, 0xa0, 0xb0, 0x30, 0x90]);
+            let op = dice.one_of(&[0x00_u8, 0x10, 0x20, 0x40, 0x50, 0xa0, 0xb0, 0x30, 0x90]);
             match dice.below(2) {
                 0 => list.push((op | wide | 0x08, dst, src, 0, 0)),
                 _ if matches!(op, 0x30 | 0x90) && imm == 0 => {}
@@ -101,7 +82,7 @@ fn step(dice: &mut Dice, list: &mut Vec<(u8, u8, u8, i16, i32)>, is_new: bool) {
             }
         }
         4 => {
-            let op = dice.of(&[0x60_u8, 0x70, 0xc0]);
+            let op = dice.one_of(&[0x60_u8, 0x70, 0xc0]);
             let bits = if wide == 7 { 64 } else { 32 };
             match dice.below(2) {
                 0 => list.push((op | wide, dst, 0, 0, dice.below(bits) as i32)),
@@ -110,13 +91,19 @@ fn step(dice: &mut Dice, list: &mut Vec<(u8, u8, u8, i16, i32)>, is_new: bool) {
         }
         5 => match dice.below(4) {
             0 => list.push((0x80 | wide, dst, 0, 0, 0)),
-            1 => list.push((dice.of(&[0xd4_u8, 0xdc]), dst, 0, 0, dice.of(&[16, 32, 64]))),
+            1 => list.push((
+                dice.one_of(&[0xd4_u8, 0xdc]),
+                dst,
+                0,
+                0,
+                dice.one_of(&[16, 32, 64]),
+            )),
             _ if !is_new => {}
-            2 => list.push((0xd7, dst, 0, 0, dice.of(&[16, 32, 64]))),
+            2 => list.push((0xd7, dst, 0, 0, dice.one_of(&[16, 32, 64]))),
             // Signed division, moves that extend a sign.
             _ => match dice.below(2) {
-                0 => list.push((dice.of(&[0x30_u8, 0x90]) | wide | 0x08, dst, src, 1, 0)),
-                _ => list.push((0xb0 | wide | 0x08, dst, src, dice.of(&[8, 16]), 0)),
+                0 => list.push((dice.one_of(&[0x30_u8, 0x90]) | wide | 0x08, dst, src, 1, 0)),
+                _ => list.push((0xb0 | wide | 0x08, dst, src, dice.one_of(&[8, 16]), 0)),
             },
         },
         6 => {
@@ -147,22 +134,22 @@ fn step(dice: &mut Dice, list: &mut Vec<(u8, u8, u8, i16, i32)>, is_new: bool) {
             }
         }
         10 => {
-            let bytes = dice.of(&[(0xc3_u8, 4_u64), (0xdb, 8)]);
+            let bytes = dice.one_of(&[(0xc3_u8, 4_u64), (0xdb, 8)]);
             let at = (16 + dice.below((VALUE as u64 - 16) / bytes.1) * bytes.1) as i16;
-            let op = dice.of(&[0x00, 0x40, 0x50, 0xa0, 0x01, 0x41, 0x51, 0xa1, 0xe1, 0xf1]);
+            let op = dice.one_of(&[0x00, 0x40, 0x50, 0xa0, 0x01, 0x41, 0x51, 0xa1, 0xe1, 0xf1]);
             list.push((bytes.0, MAP, src, at, op));
         }
         _ => {
             // A branch over one step of arithmetic.
-            let class = dice.of(&[0x05_u8, 0x06]);
-            let op = dice.of(&[
+            let class = dice.one_of(&[0x05_u8, 0x06]);
+            let op = dice.one_of(&[
                 0x10_u8, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70, 0xa0, 0xb0, 0xc0, 0xd0,
             ]);
             match dice.below(2) {
                 0 => list.push((op | class, dst, 0, 1, imm)),
                 _ => list.push((op | class | 0x08, dst, src, 1, 0)),
             }
-            list.push((0x07, dice.of(&NUMBERS), 0, 0, imm));
+            list.push((0x07, dice.one_of(&NUMBERS), 0, 0, imm));
         }
     }
 }
@@ -171,8 +158,8 @@ fn step(dice: &mut Dice, list: &mut Vec<(u8, u8, u8, i16, i32)>, is_new: bool) {
 fn looped(dice: &mut Dice, list: &mut Vec<(u8, u8, u8, i16, i32)>) {
     list.push((0xb7, 2, 0, 0, 1 + dice.below(8) as i32));
     let begin = list.len();
-    list.push((0x0f, dice.of(&NUMBERS), 2, 0, 0));
-    list.push((0x27, dice.of(&NUMBERS), 0, 0, 3));
+    list.push((0x0f, dice.one_of(&NUMBERS), 2, 0, 0));
+    list.push((0x27, dice.one_of(&NUMBERS), 0, 0, 3));
     list.push((0x17, 2, 0, 0, 1));
     let back = begin as i64 - (list.len() as i64 + 1);
     list.push((0x55, 2, 0, back as i16, 0));

@@ -7,15 +7,15 @@ use crate::filter::tests::expression;
 use crate::index::{Sidecar, rebuild};
 use crate::read::tests::Maker;
 use crate::read::{Cause, Reader};
-use vnplug_testing::TestDir;
+use vnplug_testing::{Dice, TestDir};
 
-use crate::testing::{Random, Traffic};
+use crate::testing::Traffic;
 
 type Found = Vec<(u64, Vec<u8>)>;
 
 /// Two disks with segments of 20 MB that overlap in time; packets stand up to 40 places from theirs.
 fn recording(place: &TestDir, seed: u64) -> Vec<PathBuf> {
-    let mut random = Random(seed);
+    let mut random = Dice(seed);
     let mut traffic = Traffic::new(seed);
     let mut dirs = Vec::new();
     for disk in 0..2_u64 {
@@ -98,7 +98,7 @@ fn extracts_equal_scans() {
     }
     let torn = Sidecar::path_of(&list[1]);
     let whole = fs::read(&torn).unwrap();
-    let mut random = Random(22);
+    let mut random = Dice(22);
     let (mut found, mut skipped) = (0, 0);
     for round in 0..30 {
         fs::write(

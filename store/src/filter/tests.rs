@@ -1,13 +1,14 @@
 use super::*;
 use crate::index::{Block, Builder};
-use crate::testing::{Random, Traffic};
+use crate::testing::Traffic;
+use vnplug_testing::Dice;
 
 /// Filters of all kinds over what [`Traffic::frame`] makes.
-pub(crate) fn expression(random: &mut Random) -> String {
+pub(crate) fn expression(random: &mut Dice) -> String {
     let mut parts = Vec::new();
     for _ in 0..1 + random.below(3) {
         let host = format!("10.1.2.{}", random.below(16));
-        let port = random.pick(&[443, 80, 53, 1000, 7]);
+        let port = random.one_of(&[443, 80, 53, 1000, 7]);
         let six = format!("2001:db8::{}", 1 + random.below(8));
         let simple = match random.below(20) {
             0 => format!("host {host}"),
@@ -18,16 +19,19 @@ pub(crate) fn expression(random: &mut Random) -> String {
             5 => format!("portrange {port}-{}", port + random.below(500)),
             6 => format!("ip6 host {six}"),
             7 => "ip6 net 2001:db8::/64".to_owned(),
-            8 => format!("vlan {}", random.pick(&[1, 5, 6])),
+            8 => format!("vlan {}", random.one_of(&[1, 5, 6])),
             9 => format!("vlan and vlan and host {host}"),
             10 => random
-                .pick(&["tcp", "udp", "sctp", "icmp6", "arp", "ip", "ip6", "rarp"])
+                .one_of(&["tcp", "udp", "sctp", "icmp6", "arp", "ip", "ip6", "rarp"])
                 .to_owned(),
             11 => format!("greater {}", random.below(120)),
             12 => "ip[6:2] & 0x1fff != 0".to_owned(),
             13 => format!("tcp[0:2] = {port}"),
             14 => "tcp[tcpflags] & tcp-syn != 0".to_owned(),
-            15 => format!("ether proto {:#x}", random.pick(&[0x88cc, 0x8847, 0x0800])),
+            15 => format!(
+                "ether proto {:#x}",
+                random.one_of(&[0x88cc, 0x8847, 0x0800])
+            ),
             16 => format!("ether[26:4] = 0x0a01020{:x}", random.below(16)),
             17 => format!("arp host {host}"),
             18 => "ip6 proto 6".to_owned(),
@@ -36,7 +40,7 @@ pub(crate) fn expression(random: &mut Random) -> String {
         let not = if random.below(5) == 0 { "not " } else { "" };
         parts.push(format!("{not}({simple})"));
     }
-    parts.join(random.pick(&[" and ", " or "]))
+    parts.join(random.one_of(&[" and ", " or "]))
 }
 
 /// The block of an index of these frames, and in which chunk each is.
@@ -56,7 +60,7 @@ fn index(frames: &[Vec<u8>], per_chunk: usize) -> Block {
 
 #[test]
 fn the_index_never_misses_what_a_filter_accepts() {
-    let mut random = Random(11);
+    let mut random = Dice(11);
     let mut traffic = Traffic::new(12);
     let (mut compiled, mut asked, mut left_out, mut matched) = (0, 0, 0_u32, 0);
     for _ in 0..40 {

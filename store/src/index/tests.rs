@@ -6,9 +6,9 @@ use crate::disk::Real;
 use crate::name::Format;
 use crate::read::Reader;
 use crate::read::tests::Maker;
-use vnplug_testing::TestDir;
+use vnplug_testing::{Dice, TestDir};
 
-use crate::testing::{Random, Traffic};
+use crate::testing::Traffic;
 
 /// All blocks of the index of a segment.
 fn blocks(segment: &std::path::Path) -> (Vec<Block>, Sidecar) {
@@ -21,7 +21,7 @@ fn blocks(segment: &std::path::Path) -> (Vec<Block>, Sidecar) {
 /// A segment of three blocks, with few but large packets; the interface of half of them is described
 /// late.
 fn large_segment(seed: u64) -> Vec<u8> {
-    let mut random = Random(seed);
+    let mut random = Dice(seed);
     let mut maker = Maker::ng(false);
     maker.interface(1, 9);
     let mut traffic = Traffic::new(seed);
@@ -44,7 +44,7 @@ fn large_segment(seed: u64) -> Vec<u8> {
 
 #[test]
 fn every_packet_is_found_by_its_keys() {
-    let mut random = Random(3);
+    let mut random = Dice(3);
     let mut traffic = Traffic::new(4);
     let mut builder = Builder::new();
     let (mut sidecar, mut frames, mut at) = (Vec::new(), Vec::new(), 0);
@@ -162,14 +162,14 @@ fn an_index_takes_less_than_a_hundredth() {
     // A mix of flows, then frames that have nothing in common.
     for name in ["mix", "all different"] {
         let mut traffic = Traffic::new(9);
-        let mut random = Random(5);
+        let mut random = Dice(5);
         let mut builder = Builder::new();
         let (mut at, mut index, mut packets) = (0, 0, 0_u64);
         while at < 100 << 20 {
             let frame = match name {
                 "mix" => traffic.busy(),
                 _ => {
-                    let [a, b, ports] = [(); 3].map(|()| random.next() as u32);
+                    let [a, b, ports] = [(); 3].map(|()| random.roll() as u32);
                     Traffic::udp(a, b, (ports >> 16) as u16, ports as u16, 1400)
                 }
             };

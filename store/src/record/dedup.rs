@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn it_agrees_with_one_that_remembers_all() {
-        let mut random = crate::testing::Random(5);
+        let mut random = vnplug_testing::Dice(5);
         let mut dedup = Dedup::new(WINDOW, 1);
         let mut recorded: Vec<(u64, Vec<u8>)> = Vec::new();
         let mut ts_ns = 1_000_000;

@@ -8,6 +8,7 @@ use vnplug_os::bpf::asm::{
     Alu, Asm, Cond, FP, Label, Operand, R0, R1, R2, R3, R4, R6, R7, R8, R9, Size,
 };
 use vnplug_os::bpf::{Array, Insn, Map, MapKind as Kernels, Program, ProgramKind, possible_cpus};
+use vnplug_testing::Dice;
 
 use super::{Side, weave};
 use crate::check::{self, Context};
@@ -22,22 +23,6 @@ mod forget;
 
 /// Bytes of each frame that programs read: a key each.
 const SEEN: u32 = 64;
-
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.roll() % n
-    }
-}
 
 fn spec(kind: MapKind, value_bytes: u32, entries: u32) -> MapSpec {
     MapSpec {
