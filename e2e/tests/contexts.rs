@@ -1,8 +1,7 @@
 //! Many contexts at once: ports with an address each on a switch, and ports that send and wake the daemon.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::thread::sleep;
-use std::time::Duration;
+use std::time::Instant;
 
 use vnplug::{Next, Port};
 use vnplug_e2e::daemon::{Daemon, counted, value};
@@ -146,6 +145,7 @@ fn the_daemon_wakes_at_most_once_for_a_batch_of_64_that_send() {
         )
     };
     let mut round = |frames: usize| {
+        let before = sleeps(&daemon, "wire1");
         for port in &mut ports {
             let outbox = port.outbox().unwrap();
             for _ in 0..frames {
@@ -153,18 +153,19 @@ fn the_daemon_wakes_at_most_once_for_a_batch_of_64_that_send() {
             }
             outbox.flush();
         }
-        // Longer than the daemon looks at rings that are empty.
-        sleep(Duration::from_millis(5));
+        // One that never slept would wake for none.
+        eventually("it sleeps again", || sleeps(&daemon, "wire1") > before);
     };
     round(1);
     sent(ACTIVE);
-    let before = sleeps(&daemon, "wire1");
+    let (before, began) = (sleeps(&daemon, "wire1"), Instant::now());
     (0..ROUNDS).for_each(|_| round(BATCH));
     sent(ACTIVE + ACTIVE * ROUNDS * BATCH);
     let woke = sleeps(&daemon, "wire1") - before;
     let batches = (ACTIVE * ROUNDS) as u64;
-    println!("{woke} wake-ups for {batches} batches");
+    println!(
+        "{woke} wake-ups for {batches} batches in {:?}",
+        began.elapsed()
+    );
     assert!(woke <= batches, "{woke}");
-    // It does sleep: one that never did would wake for none.
-    assert!(woke >= ROUNDS as u64 / 2, "{woke}");
 }

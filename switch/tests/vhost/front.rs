@@ -234,9 +234,19 @@ impl Ring {
 
     /// Makes a chain available, without a kick.
     pub(crate) fn offer(&mut self, region: &Region, head: u16) {
+        self.prepare(region, head);
+        self.publish(region);
+    }
+
+    /// As [`offer`](Self::offer), and nobody sees it before [`publish`](Self::publish).
+    fn prepare(&mut self, region: &Region, head: u16) {
         let entry = self.at + 0x1004 + 2 * u64::from(self.next % SIZE);
         region.store_u16(entry, head, Ordering::Relaxed);
         self.next = self.next.wrapping_add(1);
+    }
+
+    /// The device sees all that was prepared at once.
+    fn publish(&self, region: &Region) {
         region.store_u16(self.at + 0x1002, self.next, Ordering::Release);
     }
 
@@ -306,19 +316,24 @@ impl Guest {
 
     /// Makes a frame available, with what is left to do with it, and kicks.
     pub(crate) fn send_offloaded(&mut self, frame: &[u8], offload: &Offload) {
-        self.offer_offloaded(frame, offload);
+        self.send_together(1, frame, offload);
+    }
+
+    /// Makes a frame so many times available, all at once: a device that looks at any time sees all or none.
+    pub(crate) fn send_together(&mut self, count: usize, frame: &[u8], offload: &Offload) {
+        (0..count).for_each(|_| self.prepare_offloaded(frame, offload));
+        self.sending.publish(&self.region);
         self.sending.kick();
     }
 
-    /// The same without a kick.
-    pub(crate) fn offer_offloaded(&mut self, frame: &[u8], offload: &Offload) {
+    fn prepare_offloaded(&mut self, frame: &[u8], offload: &Offload) {
         let at = self.sending.next % SIZE;
         let buffer = 0x20_0000 + 0x8000 * u64::from(at);
         self.region.write(buffer, &offload.to_header(frame));
         self.region.write(buffer + 12, frame);
         let len = 12 + frame.len() as u32;
         self.sending.desc(&self.region, at, (buffer, len, 0, 0));
-        self.sending.offer(&self.region, at);
+        self.sending.prepare(&self.region, at);
     }
 
     /// Makes buffers available again that have something, so far from where they were first, without

@@ -138,8 +138,7 @@ fn a_guest_learns_of_a_long_frame_before_the_next_is_copied_and_of_short_ones_to
         eventually("it sleeps", || sender.sending.wants_kicks(&region));
         calls(&takes);
         // All in one turn.
-        (0..3).for_each(|_| sender.offer_offloaded(&bytes, &offload));
-        sender.sending.kick();
+        sender.send_together(3, &bytes, &offload);
         (0..3).for_each(|_| assert_eq!(takes.next().1, bytes));
         // When a turn has ended, its calls are made.
         served.count("entered");
