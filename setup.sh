@@ -78,6 +78,8 @@ test=(
     # and their questions as notifications
     notify-send:libnotify-bin dbus-run-session:dbus
     /usr/share/doc/python3-dbus:python3-dbus /usr/share/doc/python3-gi:python3-gi
+    # collects flows in the long form of a test; its unit starts no collector by itself
+    nfcapd:nfdump
     # gopacket as a package, so that no module has to be fetched
     go:golang-go
     /usr/share/gocode/src/github.com/google/gopacket/pcap:golang-github-google-gopacket-dev

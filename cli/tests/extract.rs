@@ -16,7 +16,7 @@ use vnplug_frame::witness::{Protocol, Shape, make};
 use vnplug_store::extract::{Format, Output, Packet};
 use vnplug_store::index::{Sidecar, rebuild};
 use vnplug_store::read::{Interface, Reader};
-use vnplug_testing::TestDir;
+use vnplug_testing::{TestDir, until};
 
 /// A recording of one segment in a directory of its own, with its index and a state.
 struct Recording {
@@ -532,25 +532,44 @@ fn flows_are_ipfix_to_others() {
     }
 }
 
+/// A program that ends with the test.
+struct Collector(std::process::Child);
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// What Debian's nfdump tells of flows that `export` sends to its collector: packets and bytes of IP of each.
 fn nfdump(directory: &Path, export: impl Fn(&str)) -> Vec<String> {
     fs::create_dir(directory).unwrap();
     let free = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap();
     drop(free);
-    let mut collector = std::process::Command::new("nfcapd")
-        .args(["-b", "127.0.0.1", "-p", &address.port().to_string(), "-w"])
-        .arg(directory)
-        .spawn()
-        .expect("nfcapd: apt-get install nfdump");
-    // It says nothing when it listens, or has written.
-    std::thread::sleep(Duration::from_secs(1));
+    let port = address.port();
+    let mut collector = Collector(
+        std::process::Command::new("nfcapd")
+            .args(["-b", "127.0.0.1", "-p", &port.to_string(), "-w"])
+            .arg(directory)
+            .spawn()
+            .expect("nfcapd, which ./setup.sh installs"),
+    );
+    // It says nothing when it listens, or has read what was sent: its socket does.
+    let waiting = || {
+        let sockets = fs::read_to_string("/proc/net/udp").unwrap();
+        let own = format!(" 0100007F:{port:04X} ");
+        let line = sockets.lines().find(|line| line.contains(&own))?;
+        let queues = line.split_whitespace().nth(4)?;
+        u32::from_str_radix(queues.split(':').nth(1)?, 16).ok()
+    };
+    until("nfcapd listens", waiting, Option::is_some);
     export(&format!("udp://{address}"));
-    std::thread::sleep(Duration::from_secs(1));
-    let term = std::process::Command::new("kill")
-        .arg(collector.id().to_string())
-        .status();
-    assert!(term.unwrap().success() && collector.wait().unwrap().success());
+    until("nfcapd reads", waiting, |bytes| *bytes == Some(0));
+    let pid = rustix::process::Pid::from_child(&collector.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(collector.0.wait().unwrap().success());
     let output = std::process::Command::new("nfdump")
         .args(["-q", "-o", "fmt:%pkt|%byt", "-R"])
         .arg(directory)
