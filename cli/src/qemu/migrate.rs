@@ -36,13 +36,14 @@ use vnplug_ring::control::{VmReady, code};
 use vnplug_ring::counters::label;
 use vnplug_ring::pool::FIRST_RING;
 
+use super::advice::pending;
 use super::incoming::source_of;
 use super::monitor::{Monitor, MonitorError};
 use super::parts::{self, Kind, Part};
 use super::qmp::Qmp;
 use super::slots::DeviceAddress;
 use super::target::{self, Target};
-use super::{QMP_LIMIT, access, blocks, nic, numbers_grown, pending, pmem, slots};
+use super::{QMP_LIMIT, access, blocks, grow, nic, pmem, slots};
 use crate::failure::{Failure, OK, Outcome, PENDING};
 use crate::list::value;
 use crate::{attach, out, sys, text};
@@ -273,7 +274,7 @@ impl Migrate {
                 "has interfaces on {}: `vnplug detach qemu --nic` first, and attach them there",
                 nics.join(", ")
             )
-        } else if numbers_grown(name, &present) > 0 {
+        } else if !grow::numbers(name, &present).is_empty() {
             "has memory that `attach --grow` plugged, which does not move: detach it first"
                 .to_owned()
         } else if let [first, ..] = pmem::devices(name, &present).as_slice() {

@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::access::Owner;
 
@@ -187,6 +187,13 @@ impl std::fmt::Display for MonitorError {
 }
 
 impl std::error::Error for MonitorError {}
+
+/// True if this QEMU runs its guest by KVM; false if it does not say so.
+pub(super) fn has_kvm(monitor: &mut dyn Monitor) -> bool {
+    monitor
+        .execute("query-kvm", json!({}))
+        .is_ok_and(|answer| answer["enabled"] == true)
+}
 
 /// What to do about libvirt's words, which are English because `virsh` runs with LC_ALL=C.
 fn libvirt_advice(text: &str) -> &'static str {

@@ -241,12 +241,12 @@ pub(super) fn plug(
             });
             place.tell(&mut device);
             // NB: without KVM the vectors of a vhost-user device are lost in QEMU 7.2.
-            if choice.via == Via::Vhost && !super::has_kvm(monitor) {
+            if choice.via == Via::Vhost && !super::monitor::has_kvm(monitor) {
                 device["vectors"] = json!(0);
             }
             let added = monitor.execute("device_add", device);
             added.map(drop).map_err(|error| {
-                let advice = super::advice(&error);
+                let advice = super::advice::advice(&error);
                 Failure::new(format!("{error}{advice}"))
             })
         });
