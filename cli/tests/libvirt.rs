@@ -13,6 +13,7 @@ use std::thread;
 
 use serde_json::{Value, json};
 use support::{Daemon, Qemu, q35, run, vnplug};
+use vnplug_ring::control::{Message, VmReady};
 use vnplug_testing::TestDir;
 
 /// Two FIFOs lead to the thread that holds QEMU's monitor.
@@ -204,6 +205,117 @@ fn each_way_not_to_get_a_domain_says_what_to_do() {
         "{err}"
     );
     assert_eq!(lab.daemon.vms(), [""; 0]);
+}
+
+/// One that keeps a definition and a running domain, which has what it is given, line by line.
+const KEEPS: &str = r#"#!/bin/sh
+dir=$(dirname "$0")
+places=
+case "$*" in *--config*) places=config ;; esac
+case "$*" in *--live*) places="$places live" ;; esac
+case "$*" in
+    *" domstate --domain=vm") cat "$dir/state" ;;
+    *" domuuid --domain=vm") echo 082c2fd2-82c2-4f56-8517-238bc9fe578a ;;
+    *" dumpxml --domain=vm --inactive") cat "$dir/config" ;;
+    *" dumpxml --domain=vm") cat "$dir/live" ;;
+    *" attach-device --domain=vm --file=/dev/stdin "*)
+        element=$(cat)
+        case "$element" in *"$(cat "$dir/refuses")"*) echo "error: no more PCI slots" >&2; exit 1 ;; esac
+        for place in $places; do echo "$element" >>"$dir/$place"; done ;;
+    *" detach-device --domain=vm --file=/dev/stdin "*)
+        element=$(cat)
+        for place in $places; do
+            grep -vxF "$element" "$dir/$place" >"$dir/new"; mv "$dir/new" "$dir/$place"
+        done ;;
+    *) echo "error: unexpected words: $*" >&2; exit 1 ;;
+esac
+"#;
+
+#[test]
+fn a_definition_has_the_devices_until_they_are_detached() {
+    let scratch = TestDir::new("cli");
+    let daemon = Daemon::start(&scratch);
+    fs::write(scratch.path("virsh"), KEEPS).unwrap();
+    fs::set_permissions(scratch.path("virsh"), Permissions::from_mode(0o755)).unwrap();
+    let set = |file: &str, text: &str| fs::write(scratch.path(file), text).unwrap();
+    let lines = |file: &str| {
+        fs::read_to_string(scratch.path(file))
+            .unwrap()
+            .lines()
+            .count()
+    };
+    for (file, text) in [
+        ("config", ""),
+        ("live", ""),
+        ("state", "shut off"),
+        ("refuses", "!"),
+    ] {
+        set(file, text);
+    }
+    let on = |verb: &str| {
+        let fixed = [
+            verb,
+            "qemu",
+            "--name",
+            "probe",
+            "--libvirt",
+            "vm",
+            "--permanent",
+        ];
+        let more: &[&str] = if verb == "attach" { &ROOT } else { &[] };
+        let mut command = vnplug(&daemon.socket, &[&fixed, more].concat());
+        let path = std::env::var("PATH").unwrap();
+        command.env("PATH", format!("{}:{path}", scratch.0.display()));
+        run(command)
+    };
+    // The daemon's pool is where libvirt takes none.
+    let (code, _, err) = on("attach");
+    assert!(code == 1 && err.contains("from /dev/shm alone"), "{err}");
+    assert_eq!(daemon.vms(), [""; 0]);
+    let has_pool = |number: &str| {
+        let ready = VmReady {
+            pool_path: format!("/dev/shm/vnplug-test-probe.{number}.pool"),
+            pool_len: 1 << 20,
+            control_path: "/run/vnplug/vms/probe.control".into(),
+            doorbell_path: String::new(),
+            arenas: Vec::new(),
+        };
+        daemon.restart();
+        daemon.answer(17, Message::VmReady(ready));
+    };
+    has_pool("0000000000000001");
+    let (code, out, err) = on("attach");
+    assert!(code == 0 && out.contains("when it starts"), "{out}{err}");
+    assert_eq!((lines("config"), lines("live")), (2, 0));
+    let (code, out, err) = on("attach");
+    assert!(code == 0 && out.contains("nothing to do"), "{out}{err}");
+    // It runs, and the daemon has another pool than before.
+    fs::copy(scratch.path("config"), scratch.path("live")).unwrap();
+    set("state", "running");
+    has_pool("0000000000000002");
+    let (code, out, err) = on("attach");
+    assert!(code == 0 && out.contains("and attached ("), "{out}{err}");
+    for place in ["config", "live"] {
+        let text = fs::read_to_string(scratch.path(place)).unwrap();
+        assert!(
+            text.contains("0002.pool") && !text.contains("0001.pool"),
+            "{text}"
+        );
+        assert_eq!(text.lines().count(), 2);
+    }
+    let (code, out, err) = on("detach");
+    assert_eq!((code, out.as_str()), (0, "probe: detached\n"), "{err}");
+    assert_eq!((lines("config"), lines("live")), (0, 0));
+    let (code, _, err) = on("detach");
+    assert!(
+        code == 1 && err.contains("is not in the definition"),
+        "{err}"
+    );
+    // The second device has no room.
+    set("refuses", "<channel");
+    let (code, _, err) = on("attach");
+    assert!(code == 1 && err.contains("nothing was changed"), "{err}");
+    assert_eq!((lines("config"), lines("live")), (0, 0));
 }
 
 #[test]

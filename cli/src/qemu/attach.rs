@@ -24,6 +24,7 @@ Examples:
   vnplug attach qemu --name q35 --qmp /run/q35.qmp --bus rp3 --bus rp4
   vnplug attach qemu --name secure --qmp /run/secure.qmp --allow eth1 --memory pmem
   vnplug attach qemu --name probe --libvirt probe --allow eth1
+  vnplug attach qemu --name probe --libvirt probe --allow eth1 --permanent
   vnplug attach qemu --name ids1 --qmp /run/ids1.qmp --allow eth1 --group ids=eth1,64M
   vnplug attach qemu --name ids2 --qmp /run/ids2.qmp --allow eth1 --group ids=eth1
   vnplug attach qemu --name web --qmp /run/web.qmp --nic lan0
@@ -91,6 +92,10 @@ pub(crate) struct Attach {
     /// With --incoming --movable: where the pool, then the channel, are in the machine that comes
     #[arg(long = "place", value_name = "BUS,SLOT", requires = "incoming", hide = true, value_parser = slots::parse)]
     pub(super) places: Vec<DeviceAddress>,
+    /// Write the devices into the libvirt domain's definition: it has them at each start, until they are detached with
+    /// --permanent. A running domain gets them now, too. The pool must be in /dev/shm
+    #[arg(long, requires = "libvirt", conflicts_with_all = ["groups", "nics", "grow", "doorbell", "buses", "guest_agent"])]
+    pub(super) permanent: bool,
     /// PCI bus or free PCIe port to plug into; once per device, in order. Default: found automatically
     #[arg(long = "bus", value_name = "ID")]
     pub(super) buses: Vec<String>,
@@ -104,6 +109,9 @@ pub(crate) struct Attach {
 impl Attach {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
         self.check_memory()?;
+        if self.permanent {
+            return self.define(connect);
+        }
         let program = self.push.prepare(&self.monitor)?;
         let mut monitor = self.monitor.open()?;
         if self.incoming {
@@ -151,6 +159,7 @@ impl Attach {
             ("--group", !self.groups.is_empty()),
             ("--grow", self.grow.is_some()),
             ("--incoming", self.incoming),
+            ("--permanent", self.permanent),
             (
                 "--movable: QEMU moves a virtio-pmem device without what is in it",
                 self.movable,

@@ -26,23 +26,29 @@ without PCI hot-plug), the devices stay and the exit code is 4. Run the command 
 A device of --memory pmem cannot be unplugged: it stays, empty, until the machine ends.")]
 pub(crate) struct Detach {
     #[command(flatten)]
-    monitor: MonitorArgs,
+    pub(super) monitor: MonitorArgs,
     /// The name it was attached under
     #[arg(long, value_parser = attach::vm_name)]
-    name: String,
+    pub(super) name: String,
     /// Unplug the network interface on this switch only, or all of them, and nothing else
     #[arg(long, value_name = "SWITCH", num_args = 0..=1, default_missing_value = "")]
     nic: Option<String>,
     /// If QEMU has ended, have the daemon forget the VM
     #[arg(long, conflicts_with = "nic")]
     gone: bool,
+    /// Take the devices out of the libvirt domain's definition, where `attach --permanent` wrote them
+    #[arg(long, requires = "libvirt", conflicts_with_all = ["nic", "gone"])]
+    pub(super) permanent: bool,
     /// How long to wait for the guest to let go of the devices
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = text::duration)]
-    timeout: Duration,
+    pub(super) timeout: Duration,
 }
 
 impl Detach {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
+        if self.permanent {
+            return self.undefine(connect);
+        }
         let name = &self.name;
         let mut monitor = match self.monitor.open() {
             Err(MonitorError::Connect(..)) if self.gone => {

@@ -8,6 +8,7 @@ mod access;
 mod advice;
 mod attach;
 mod blocks;
+mod definition;
 mod detach;
 mod grow;
 mod incoming;

@@ -4,7 +4,7 @@
 //! tainted (custom-monitor), for its own picture of the VM does not contain what is plugged this
 //! way. QEMU's events stay with libvirt: a wait here is a pause, then a look.
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::BorrowedFd;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -37,15 +37,35 @@ impl Virsh {
         uri: Option<&str>,
         limit: Duration,
     ) -> Result<Self, MonitorError> {
-        let mut virsh = Self {
+        let mut virsh = Self::at(domain, uri, limit);
+        let name = virsh.execute("query-name", json!({}))?;
+        virsh.name = name["name"].as_str().unwrap_or_default().to_owned();
+        Ok(virsh)
+    }
+
+    /// A domain that need not run.
+    pub(crate) fn at(domain: &str, uri: Option<&str>, limit: Duration) -> Self {
+        Self {
             domain: domain.to_owned(),
             uri: uri.map(str::to_owned),
             name: String::new(),
             limit,
-        };
-        let name = virsh.execute("query-name", json!({}))?;
-        virsh.name = name["name"].as_str().unwrap_or_default().to_owned();
-        Ok(virsh)
+        }
+    }
+
+    /// What `virsh WHAT` prints about the domain, with more words, and with this as its standard input.
+    ///
+    /// # Errors
+    /// libvirt's words.
+    pub(super) fn ask(
+        &self,
+        what: &str,
+        more: &[&str],
+        input: Option<&str>,
+    ) -> Result<String, MonitorError> {
+        let domain = format!("--domain={}", self.domain);
+        let words = [&[what, &domain], more].concat();
+        output(self.command(&words), what, self.limit, input)
     }
 
     /// Has QEMU's guest agent run a command.
@@ -65,13 +85,17 @@ impl Virsh {
     }
 
     fn virsh(&self, arguments: &[&str], what: &str) -> Result<String, MonitorError> {
+        output(self.command(arguments), what, self.limit, None)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("virsh");
         command.arg("--quiet").env("LC_ALL", "C");
         if let Some(uri) = &self.uri {
             command.arg(format!("--connect={uri}"));
         }
         command.args(arguments);
-        output(command, what, self.limit)
+        command
     }
 }
 
@@ -127,13 +151,27 @@ impl Monitor for Virsh {
     }
 }
 
-/// What `command` prints, if it succeeds within `limit`; a slower one is killed. `what` it is about.
-fn output(mut command: Command, what: &str, limit: Duration) -> Result<String, MonitorError> {
-    let streams = command.stdin(Stdio::null()).stdout(Stdio::piped());
+/// What `command` prints, if it succeeds within `limit`; a slower one is killed. `what` it is about. `input` is a few
+/// lines: a pipe takes them at once.
+fn output(
+    mut command: Command,
+    what: &str,
+    limit: Duration,
+    input: Option<&str>,
+) -> Result<String, MonitorError> {
+    let stdin = match input {
+        Some(_) => Stdio::piped(),
+        None => Stdio::null(),
+    };
+    let streams = command.stdin(stdin).stdout(Stdio::piped());
     let mut child = streams
         .stderr(Stdio::piped())
         .spawn()
         .map_err(MonitorError::NoVirsh)?;
+    if let (Some(mut pipe), Some(text)) = (child.stdin.take(), input) {
+        // One that does not read it says why.
+        let _ = pipe.write_all(text.as_bytes());
+    }
     let (out, err) = (collect(child.stdout.take()), collect(child.stderr.take()));
     let deadline = Instant::now() + limit;
     let left = || deadline.saturating_duration_since(Instant::now());
@@ -188,7 +226,7 @@ mod tests {
     fn shell(script: &str, limit: Duration) -> Result<String, MonitorError> {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        output(command, "query-name", limit)
+        output(command, "query-name", limit, None)
     }
 
     const LONG: Duration = Duration::from_secs(30);
@@ -222,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_missing_virsh_is_named() {
-        let error = output(Command::new("/nonexistent/virsh"), "uri", LONG);
+        let error = output(Command::new("/nonexistent/virsh"), "uri", LONG, None);
         let error = error.unwrap_err().to_string();
         assert!(error.contains("install libvirt-clients"), "{error}");
     }
