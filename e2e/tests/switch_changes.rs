@@ -63,6 +63,15 @@ fn speak(path: &Path, ends: &AtomicBool) -> u32 {
     number
 }
 
+/// Ends who speaks also when the test fails, which would wait for them else.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn ok(daemon: &Daemon, words: &[&str]) -> String {
     let (code, said) = daemon.vnplug(words);
     assert_eq!(code, Some(0), "{words:?}: {said}");
@@ -202,6 +211,7 @@ fn entrances_come_and_go_while_clients_of_others_lose_nothing() {
     let mut daemon = Daemon::start(&lab, None, &args).unwrap();
     let ends = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ends = Ends(&ends);
         let speaks = scope.spawn(|| speak(&a, &ends));
         for _ in 0..10 {
             let [bess, vde] =
@@ -291,6 +301,7 @@ fn a_file_that_is_read_again_changes_switches_where_they_differ() {
     let said = |text: &str| (Some(0), text.to_owned());
     let ends = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ends = Ends(&ends);
         let speaks = scope.spawn(|| speak(&a, &ends));
         let changed = "source lan0: changed\n";
         ok(&daemon, &["switch", "set", "lan0", "hold=5"]);
