@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
+use vnplug::Next;
 use vnplug_e2e::daemon::{Daemon, counted, value};
 use vnplug_e2e::station::Station;
 use vnplug_e2e::{Guest, Image, Job, Lab, Qemu, QemuConfig, Uml, UmlConfig};
@@ -227,7 +228,7 @@ fn offloads_of_a_port_are_the_operators_live_for_what_it_is_given_and_for_its_ca
 fn a_guest_without_segmentation_offload_slows_nobody_and_others_frames_stay_large() {
     let lab = Lab::new().unwrap();
     let socket = lab.dir().join("lan0.sock");
-    let spec = format!("lan0,vhost={}", socket.display());
+    let spec = format!("lan0,lanes=2,vhost={}", socket.display());
     let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
     // Each is the port of its number: 1 sends to 2, and 3 to 4.
     let guests = [1, 2, 3, 4].map(|number| {
@@ -313,5 +314,64 @@ fn a_guest_of_qemu_is_on_the_wire_and_survives_the_daemon() {
         value(counted(&daemon.counters(), "source"), "switch_ports") == 2
     });
     assert!(station.pings("10.77.3.1"));
+    daemon.audit();
+}
+
+#[test]
+fn lanes_forward_what_guests_send_each_other_and_who_captures_sees_every_frame() {
+    let lab = Lab::new().unwrap();
+    let socket = lab.dir().join("lan0.sock");
+    let spec = format!("lan0,lanes=2,vhost={}", socket.display());
+    let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
+    let [one, two] = [1, 2].map(|number| {
+        let guest = uml(&lab, &socket);
+        bring_up(&guest, &format!("10.77.3.{number}"));
+        guest
+    });
+    let of_switch = |name: &str| value(counted(&daemon.counters(), "source"), name);
+    let forwarded = || of_switch("lane_forwarded");
+    moves(&one, &two, "10.77.3.1", 32);
+    let (lanes, all) = (forwarded(), of_switch("entered"));
+    // But for the first ones, and where the guests look for each other again.
+    assert!(lanes > all / 2, "{lanes} of {all}");
+    let pings = |count: u32| {
+        let text = ran(&one, &format!("ping -c {count} -i 0.01 10.77.3.2"));
+        assert!(
+            text.contains(&format!(" {count} packets received")),
+            "{text}"
+        );
+    };
+    for device in ["", "/port1"] {
+        let port = daemon.port(&format!("host:lan0{device}"));
+        let mut port = port.filter("icmp").open().unwrap();
+        // The thread of the switch knows of it before the port is open, and takes all ports back in its next turn.
+        std::thread::sleep(Duration::from_millis(20));
+        let before = forwarded();
+        pings(50);
+        assert_eq!(forwarded(), before, "{device}");
+        let mut seen = 0;
+        eventually("all of them are seen", || {
+            while let Next::Packet(_) = port.next().unwrap() {
+                seen += 1;
+            }
+            seen == 100
+        });
+        drop(port);
+        eventually("lanes go on", || {
+            pings(5);
+            forwarded() > before
+        });
+    }
+    // What a setting says of a port holds, and no longer than it is said.
+    for (setting, reaches) in [("isolated=yes", false), ("isolated=no", true)] {
+        for port in [1, 2] {
+            let (code, said) =
+                daemon.vnplug(&["switch", "set", &format!("lan0/port{port}"), setting]);
+            assert_eq!(code, Some(0), "{said}");
+        }
+        let ping = one.run("ping -c 1 -W 1 10.77.3.2", PATIENCE).unwrap();
+        assert_eq!(ping.success(), reaches, "{}", ping.text());
+    }
+    moves(&one, &two, "10.77.3.1", 8);
     daemon.audit();
 }

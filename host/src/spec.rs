@@ -7,7 +7,7 @@
 //! | `af_xdp` | interface (default: the name) | `mode=auto\|zerocopy\|native\|generic`, `queues=all\|0+2`, `take=FILTER`, `fallback=yes\|no`, `promiscuous=yes\|no`, `frames=N`, `frame_size=2048\|4096`, `multi_buffer=yes\|no`, `timestamps=frame\|batch`, `coalesce=MICROSECONDS`, `busy_poll=MICROSECONDS`, `early=yes\|no`, `wait=yes\|no`, `arena=copy\|umem\|vm` |
 //! | `pcap` | path of a pcap or pcapng file | `pace=recorded\|top\|2.5x`, `repeat=once\|forever\|N` |
 //! | `gen` | – | `size=60\|60-1514\|imix`, `pps=N\|max`, `count=N`, `flows=N`, `protocols=udp4+tcp4+icmp4+udp6+tcp6+icmp6`, `vlan=TCI`, `run=N`, `queues=N` |
-//! | `switch` | directory for programs of VDE | `hub=yes\|no`, `ports=N`, `ports_each=N`, `stations=N`, `stations_each=N`, `age=SECONDS`, `hold=SECONDS`, `storm=N/s`, `loops=log\|shut\|no`, `static=MAC@PORT/VLAN`, `default.KEY=VALUE`, `port.N.KEY=VALUE`, `longest=SIZE`, `uplink=INTERFACE[/KIND][/OPTION=VALUE…][+…]`, `vhost=PATH`, `vhostconnect=PATH:PATH…`, `stream=PATH`, `bess=PATH`, `dgram=DIR`, `mode=OCTAL`, `dirmode=OCTAL`, `group=NAME`, `mgmt=PATH`, `mgmtmode=OCTAL` |
+//! | `switch` | directory for programs of VDE | `hub=yes\|no`, `ports=N`, `ports_each=N`, `stations=N`, `stations_each=N`, `age=SECONDS`, `hold=SECONDS`, `storm=N/s`, `loops=log\|shut\|no`, `static=MAC@PORT/VLAN`, `default.KEY=VALUE`, `port.N.KEY=VALUE`, `longest=SIZE`, `lanes=N`, `uplink=INTERFACE[/KIND][/OPTION=VALUE…][+…]`, `vhost=PATH`, `vhostconnect=PATH:PATH…`, `stream=PATH`, `bess=PATH`, `dgram=DIR`, `mode=OCTAL`, `dirmode=OCTAL`, `group=NAME`, `mgmt=PATH`, `mgmtmode=OCTAL` |
 //!
 //! For every kind: `threads=N` (that serve the queues, in turn; the default is one for each queue),
 //! `cpus=2+3` (one per thread, in order), `busy=yes` (never sleep), `start=now` or `start=attach` (do not begin before the first port is attached that is not paused; the default
@@ -558,6 +558,7 @@ mod tests {
             ("lan=switch,ports=70000", "up to 16384"),
             ("lan=switch,stations=9000000", "up to 1048576"),
             ("lan=switch,longest=100", "from 1514"),
+            ("lan=switch,lanes=65", "up to 64"),
             ("lan=switch:/nowhere/x,group=no-such-group", "no-such-group"),
             ("lan=switch,colour=red", "no option \"colour\""),
             ("lan=switch,uplink=", "the name of an interface"),

@@ -116,6 +116,11 @@ impl Batch {
         }
     }
 
+    /// Bytes of all of them.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Whether there is room for one more frame of so many bytes.
     #[inline]
     pub(crate) fn has_room(&self, len: usize) -> bool {

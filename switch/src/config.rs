@@ -20,6 +20,8 @@ pub struct SwitchConfig {
     pub longest: usize,
     /// Ports in all, and of one user that is neither root nor the daemon's.
     pub ports: (usize, usize),
+    /// Threads that forward between virtual machines, beside the one of the switch.
+    pub lanes: usize,
     /// Where programs of VDE come in.
     pub vde: Option<VdeConfig>,
     /// Where machines come in by plain sockets.
@@ -55,6 +57,7 @@ impl SwitchConfig {
             settings: Settings::default(),
             longest: LONGEST,
             ports: (1024, 256),
+            lanes: 0,
             vde: None,
             sockets: SocketsConfig::default(),
             vhost: VhostConfig::default(),

@@ -44,6 +44,12 @@ pub(crate) enum Change {
     Direct(Number, Option<Place>),
     /// How is it?
     Tell(Sender<Told>),
+    /// A lane has found something of this guest's that it does not do, or has failed at it.
+    Refer {
+        port: Number,
+        guest: u64,
+        has_failed: bool,
+    },
 }
 
 /// How a switch is.

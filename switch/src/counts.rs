@@ -126,6 +126,19 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// So many more entered, each for one port.
+    pub(crate) fn carried(&mut self, frames: u64) {
+        self.entered += frames;
+        self.unicast += frames;
+        self.due += frames;
+    }
+
+    /// So many that were given to ports, and waited there, are dropped after all.
+    pub(crate) fn lost(&mut self, frames: u64) {
+        self.enqueued -= frames;
+        self.dropped_gone += frames;
+    }
+
     /// Frames whose fate is counted: `entered`, or we have a bug.
     pub fn accounted(&self) -> u64 {
         self.unicast + self.flooded + self.consumed + self.refused.total()

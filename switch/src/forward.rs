@@ -477,9 +477,9 @@ fn header(frame: &[u8]) -> Option<(&[u8; 12], &[u8])> {
 }
 
 /// Bytes of an Ethernet header.
-const HEADER: usize = 14;
+pub(crate) const HEADER: usize = 14;
 /// In the first byte of an address: a group's (IEEE 802-2014, 8.2.2).
-const GROUP: u8 = 1;
+pub(crate) const GROUP: u8 = 1;
 /// Slots of the table that are looked at in each batch.
 const STEP: usize = 16;
 /// Frames in a second of stations that are at another port, which make a loop. A station that moves, or that

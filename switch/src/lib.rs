@@ -1,7 +1,8 @@
 //! A switch is a wire whose ends are ports.
 //!
 //! It is a source like any other ([`vnplug_path::source::Queue`]): what its ports send is what is
-//! received on it, so that every reader, filter and recorder works on it. One thread forwards:
+//! received on it, so that every reader, filter and recorder works on it. One thread forwards, and may have others
+//! beside it for what is between virtual machines (`lanes/`):
 //!
 //! ```text
 //! a port's frames → decide (forward, table) → the other ports' ways out
@@ -18,12 +19,14 @@
 //! | `queue.rs`, `queue/` | the source: a turn takes frames of the ports that have some, and forwards them |
 //! | `turn.rs` | what happens to the frames of a turn |
 //! | `batch.rs` | the frames of a turn |
+//! | `lanes/` | threads that forward between guests beside the one of the switch |
 //! | `link.rs` | how frames come from the far end of a port and go there, and who lets it join |
 //! | `uplink.rs` | the port whose far end is an interface of the host: a source of the path and its way out |
 //! | `twin/` | the kernel instance of the switch, for uplinks that are containers' |
 //! | `exits/` | the ports: what a batch has for each, given to it at once |
 //! | `direct.rs` | stations that members of trust groups reach without the switch |
 //! | `edits.rs` | frames that leave with another VLAN tag than they came with |
+//! | `clock.rs` | its time |
 //! | `police.rs` | how much a port may send |
 //! | `emulation.rs` | wires that are slow or bad on purpose |
 //! | `settings.rs` | what an operator may say of a switch and of its ports |
@@ -41,6 +44,7 @@
 mod backlog;
 mod batch;
 mod board;
+mod clock;
 mod config;
 mod control;
 pub mod counts;
@@ -50,6 +54,7 @@ mod emulation;
 mod entrances;
 mod exits;
 pub mod forward;
+mod lanes;
 mod link;
 mod police;
 mod porter;

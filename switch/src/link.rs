@@ -1,6 +1,6 @@
 //! How frames come from the far end of a port, and go there: one kind a file, the same trait.
 //!
-//! A link is used by the thread that forwards, and no call of it blocks. An entrance ([`Entrance`])
+//! A link is used by the thread of the switch, and no call of it waits for the far end. An entrance ([`Entrance`])
 //! makes links for those who join, and is told of links that can serve no longer ([`Losses`]).
 
 use std::io;
@@ -15,6 +15,7 @@ use vnplug_ring::offload::Offload;
 use crate::batch::Batch;
 use crate::exits::Due;
 use crate::forward::Number;
+use crate::vhost::Guest;
 
 /// The way between a port and its far end. Its descriptor is readable when frames may be there (one
 /// with several descriptors has an epoll of its own), and writable when frames that wait may go on.
@@ -53,6 +54,11 @@ pub(crate) trait Link: AsFd + Send {
     /// How many ACKs were added so to what the far end sent, since this was asked last.
     fn added_acks(&mut self) -> u64 {
         0
+    }
+
+    /// The guest behind it, if [lanes](crate::lanes) may forward for it.
+    fn guest(&self) -> Option<&Arc<Guest>> {
+        None
     }
 
     /// Whether it copies the rests of frames from where they are ([`Out::tail`](crate::exits::Out)).

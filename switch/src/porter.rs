@@ -109,7 +109,7 @@ impl Drop for Shift {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            log::error!(target: "switch", "the thread of an entrance panicked");
+            log::error!(target: "switch", "a thread of the switch panicked");
         }
     }
 }

@@ -1,11 +1,11 @@
 //! The switch as a source: a turn takes frames of the ports that have some, and forwards them.
 
 mod change;
+mod lend;
 mod open;
 mod source;
 
 use std::collections::VecDeque;
-use std::time::Instant;
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
@@ -15,11 +15,13 @@ use vnplug_os::peer_log;
 use vnplug_path::source::{QueueCounters, Received};
 
 use crate::batch::Batch;
+use crate::clock::Clock;
 use crate::control::Inlet;
 use crate::direct::Directs;
 use crate::entrances::Served;
 use crate::exits::Exits;
 use crate::forward::{Forwarder, Loop, Number};
+use crate::lanes::Lanes;
 use crate::settings::Settings;
 use crate::turn::{Passed, Sink, Spare};
 use crate::twin::Twin;
@@ -32,6 +34,8 @@ pub struct Switch {
     exits: Exits,
     directs: Directs,
     inlet: Inlet,
+    /// NB: dropped before the entrances, whose threads end what makes a call of a guest take long.
+    lanes: Lanes,
     entrances: Served,
     uplinks: Uplinks,
     /// The entrances are open.
@@ -53,9 +57,9 @@ pub struct Switch {
     /// Nobody reads what passes.
     is_unread: bool,
     spare: Spare,
-    started: Instant,
-    /// The time when it started, by the kernel's clock if the kernel instance reads it, else 0.
-    epoch_us: u64,
+    clock: Clock,
+    /// Frames that lanes forwarded, as far as they are counted.
+    lane_forwarded: u64,
     twin: Option<Twin>,
     /// Somebody reads it who is no port of it.
     is_watched: bool,
@@ -68,22 +72,20 @@ impl Switch {
     fn begin(&mut self) {
         self.is_open = true;
         self.entrances.0.begin();
+        self.lanes.begin(&self.name);
     }
 
     fn now_us(&self) -> u64 {
-        self.epoch_us + self.started.elapsed().as_micros() as u64
+        self.clock.now_us()
     }
 
     /// Keeps the kernel instance up to date.
     #[inline]
     fn tell_twin(&mut self) {
-        let now_s = (self.now_us() / 1_000_000) as u32;
+        let now_s = self.clock.now_s();
         if let Some(twin) = &mut self.twin {
             twin.step_aside(self.is_watched || self.forwarder.is_hub);
             twin.tick(now_s);
-        }
-        if let Some(ports) = self.forwarder.take_flips() {
-            ports.into_iter().for_each(|port| self.limit_twin(port));
         }
     }
 
@@ -94,6 +96,9 @@ impl Switch {
             while let Some(change) = self.inlet.take() {
                 self.change(change);
             }
+        }
+        if let Some(ports) = self.forwarder.take_flips() {
+            ports.into_iter().for_each(|port| self.limit(port));
         }
         // The clock is looked at only where something is to be told.
         if self.directs.next_us(&self.forwarder).is_some() {
@@ -295,15 +300,15 @@ impl Switch {
 /// The event of the thread's own waker; no port has this number.
 const WAKER: u64 = u64::MAX;
 /// Frames that are taken in one turn, of all ports and of one.
-const BATCH: usize = 128;
-const EACH: usize = 64;
+pub(crate) const BATCH: usize = 128;
+pub(crate) const EACH: usize = 64;
 /// Bytes of frames from which on a turn takes no more: they pass while they and what is written of them fit the
 /// processor's own cache, and their senders have their buffers back soon.
-const ENOUGH: usize = 256 << 10;
+pub(crate) const ENOUGH: usize = 256 << 10;
 /// Events that are looked at in one turn.
 const EVENTS: usize = 64;
 /// Turns without a look at ports that seemed to have nothing.
-const UNLOOKED: u32 = 4;
+pub(crate) const UNLOOKED: u32 = 4;
 /// Bytes of a frame that rings send, on average of a full turn: 1 MiB in all.
 const SENT_EACH: usize = 4096;
 /// Bytes of an Ethernet header.

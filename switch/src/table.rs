@@ -132,6 +132,55 @@ pub struct Table {
     changes: u64,
 }
 
+/// The table for threads that read it beside the one that writes.
+#[derive(Debug, Clone)]
+pub(crate) struct View {
+    shared: Slots,
+    secret: (u64, u64),
+}
+
+/// A station, as such a thread finds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seen {
+    slot: usize,
+    pub(crate) port: u16,
+    is_pinned: bool,
+    heard_s: u32,
+}
+
+impl View {
+    /// Where a station is, heard lately or not. One whose slot is being written is not found.
+    #[inline]
+    pub(crate) fn find(&self, key: Key) -> Option<Seen> {
+        let mut slot = home(key, self.secret) & self.shared.mask();
+        for _ in 0..PROBES {
+            match self.shared.key(slot) {
+                0 => return None,
+                found if found == key.0 => return self.shared.read_beside(slot, key.0),
+                _ => slot = (slot + 1) & self.shared.mask(),
+            }
+        }
+        None
+    }
+
+    /// It was heard.
+    #[inline]
+    pub(crate) fn hear(&self, seen: &Seen, now_s: u32) {
+        // It may be another station's by now, which is then remembered for longer.
+        if seen.heard_s < now_s {
+            self.shared.hear(seen.slot, now_s);
+        }
+    }
+}
+
+impl Seen {
+    /// It was not heard for so long.
+    #[inline]
+    pub(crate) fn is_old(&self, now_s: u32, age_s: u32) -> bool {
+        !self.is_pinned && now_s.saturating_sub(self.heard_s) > age_s
+    }
+}
+
 /// What a port has of the table.
 #[derive(Debug, Clone, Copy, Default)]
 struct Places {
@@ -215,6 +264,14 @@ impl Table {
             }
         }
         table
+    }
+
+    /// For threads that read it beside this one.
+    pub(crate) fn view(&self) -> View {
+        View {
+            shared: self.shared.clone(),
+            secret: self.secret,
+        }
     }
 
     /// How large it may become, and how long it remembers.
@@ -481,9 +538,7 @@ impl Table {
     /// Where a key would be if nobody else were there.
     #[inline]
     fn home(&self, key: Key) -> usize {
-        let mixed = (key.0 ^ self.secret.0).wrapping_mul(self.secret.1);
-        let mixed = (mixed ^ mixed >> 32).wrapping_mul(self.secret.1);
-        (mixed >> 32) as usize & self.shared.mask()
+        home(key, self.secret) & self.shared.mask()
     }
 
     /// Where a key is.
@@ -559,6 +614,15 @@ impl Table {
     }
 }
 
+#[inline]
+fn home(key: Key, secret: (u64, u64)) -> usize {
+    let mixed = (key.0 ^ secret.0).wrapping_mul(secret.1);
+    let mixed = (mixed ^ mixed >> 32).wrapping_mul(secret.1);
+    (mixed >> 32) as usize
+}
+
+/// Slots at which a reader looks for one station.
+const PROBES: usize = 64;
 /// Seconds after which a station is at home where it is.
 const SETTLED_S: u32 = 30;
 /// Slots that are looked at when there seems to be no room.

@@ -155,6 +155,12 @@ fn config(
         );
         return Err(options.bad("longest", &longest.to_string(), want));
     }
+    options.set("lanes", &mut config.lanes)?;
+    if config.lanes > MAX_LANES {
+        let lanes = config.lanes.to_string();
+        let want = format!("a number of threads up to {MAX_LANES}");
+        return Err(options.bad("lanes", &lanes, want));
+    }
     entrances(options, user, &mut config)?;
     settings(options, &mut config.settings)?;
     Ok(config)
@@ -266,5 +272,7 @@ const TOO_LATE: &str = "takes rights that the daemon gives up after its start: p
 /// Settings of a switch, beside those of its ports.
 const SETTINGS: [&str; 6] = ["hub", "age", "hold", "storm", "loops", "static"];
 const MAX_STATIONS: usize = 1 << 20;
+/// Threads that forward between virtual machines.
+const MAX_LANES: usize = 64;
 /// Bytes of the longest frame: of Ethernet's MTU, and more than a super-frame has.
 const LONGEST: std::ops::RangeInclusive<usize> = 1514..=(66 << 10);

@@ -181,6 +181,16 @@ pub const SWITCH: &[Counter] = &[
         "an uplink's interface went down or vanished and came back",
     ),
     own(
+        "lanes",
+        Things,
+        "threads that forward between virtual machines beside the one of the switch",
+    ),
+    own(
+        "lane_forwarded",
+        Frames,
+        "of those that entered, frames that these threads forwarded",
+    ),
+    own(
         "twin_ports",
         Things,
         "uplinks between which the kernel instance forwards",

@@ -8,6 +8,7 @@ use vnplug_ring::offload::Offload;
 
 use crate::batch::Entered;
 use crate::edits::Edits;
+use crate::forward::Number;
 use crate::vhost::tail::Tail;
 
 /// A frame of the batch, or what became of it.
@@ -51,6 +52,63 @@ pub(crate) struct Out<'a> {
     pub(crate) offload: Option<&'a Offload>,
     /// It was made of segments that have so many bytes of payload.
     pub(crate) merged: Option<u16>,
+}
+
+/// Frames that go to one port each, as they are.
+#[derive(Default)]
+pub(crate) struct Wholes {
+    /// What each port is to be given; the ports from `used` on are nobody's, and keep their memory.
+    ports: Vec<(Number, Vec<Item>)>,
+    used: usize,
+    pieces: Pieces,
+    edits: Edits,
+}
+
+impl Wholes {
+    /// The frame at this place of the batch goes to this port.
+    #[inline]
+    pub(crate) fn add(&mut self, to: Number, place: u32) {
+        let item = Item {
+            place,
+            form: Form::Whole,
+            edit: None,
+        };
+        let used = &mut self.ports[..self.used];
+        if let Some((_, todo)) = used.iter_mut().rev().find(|(number, _)| *number == to) {
+            return todo.push(item);
+        }
+        if self.used == self.ports.len() {
+            self.ports.push((to, Vec::new()));
+        }
+        let (number, todo) = &mut self.ports[self.used];
+        *number = to;
+        todo.push(item);
+        self.used += 1;
+    }
+
+    /// Gives each port what there is for it of these frames, in order.
+    pub(crate) fn give(&mut self, entered: &[Entered<'_>], mut to: impl FnMut(Number, Due<'_>)) {
+        for (number, todo) in &mut self.ports[..self.used] {
+            to(
+                *number,
+                Due {
+                    todo,
+                    entered,
+                    pieces: &self.pieces,
+                    edits: &self.edits,
+                    aggregator: None,
+                },
+            );
+            todo.clear();
+        }
+        self.used = 0;
+    }
+
+    /// Forgets what nobody was given.
+    pub(crate) fn clear(&mut self) {
+        self.ports.clear();
+        self.used = 0;
+    }
 }
 
 impl Out<'_> {

@@ -14,6 +14,7 @@ mod port;
 mod send;
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use vnplug_frame::aggregate::Aggregator;
@@ -21,7 +22,7 @@ use vnplug_frame::offload::Pieces;
 use vnplug_ring::offload::Offload;
 
 use self::due::Item;
-pub(crate) use self::due::{Due, Out};
+pub(crate) use self::due::{Due, Out, Wholes};
 pub(crate) use self::note::Noted;
 pub(crate) use self::port::PortCounters;
 use self::port::{Kept, Port};
@@ -30,6 +31,7 @@ use crate::emulation::Emulation;
 use crate::forward::Number;
 use crate::link::{Link, Losses};
 use crate::settings::PortSettings;
+use crate::vhost::Guest;
 
 /// The ports of a switch.
 pub(crate) struct Exits {
@@ -131,7 +133,16 @@ impl Exits {
             kept: Kept::default(),
             gro: 0,
             expands_acks: false,
+            is_shared: false,
         });
+    }
+
+    /// Lanes give a port frames from now on, too: the guest that is there, if it is one.
+    pub(crate) fn share(&mut self, number: Number) -> Option<Arc<Guest>> {
+        let port = self.port(number)?;
+        let guest = port.link.as_ref()?.guest().cloned()?;
+        port.is_shared = true;
+        Some(guest)
     }
 
     /// How a port is given frames from now on. Of one that goes through rings nothing of it is true.
@@ -156,6 +167,12 @@ impl Exits {
     pub(crate) fn is_ring(&self, number: Number) -> Option<bool> {
         let port = self.ports.get(usize::from(number))?.as_ref()?;
         Some(port.link.is_none())
+    }
+
+    /// Whether a port's frames take their time.
+    pub(crate) fn is_slow(&self, number: Number) -> bool {
+        let port = self.ports.get(usize::from(number));
+        matches!(port, Some(Some(port)) if port.is_slow)
     }
 
     /// Frames are on slow wires.

@@ -29,6 +29,8 @@ pub(crate) struct Port {
     pub(super) gro: u8,
     /// What it sends has ACKs of ours in it.
     pub(super) expands_acks: bool,
+    /// Lanes give it frames, too: what is lost of those that wait is counted together with what they gave.
+    pub(super) is_shared: bool,
 }
 
 /// Work that is done for a port here, whatever its far end could do.
@@ -85,7 +87,8 @@ impl Port {
             counters.acks_expanded += added;
             self.counters.acks_expanded += added;
         }
-        if let Some(gone) = self.link.as_mut().map(|link| link.lost())
+        if !self.is_shared
+            && let Some(gone) = self.link.as_mut().map(|link| link.lost())
             && gone > 0
         {
             let lost = Given {
@@ -134,7 +137,7 @@ pub(crate) struct PortCounters {
 }
 
 impl PortCounters {
-    pub(super) fn gave(&mut self, given: Given, counters: &mut Counters) {
+    pub(crate) fn gave(&mut self, given: Given, counters: &mut Counters) {
         counters.enqueued += given.enqueued;
         counters.dropped_full += given.full;
         counters.dropped_gone += given.gone;
@@ -147,7 +150,7 @@ impl PortCounters {
     }
 
     /// The last of them are dropped after all.
-    pub(super) fn took_back(&mut self, dropped: Given, counters: &mut Counters) {
+    pub(crate) fn took_back(&mut self, dropped: Given, counters: &mut Counters) {
         let Given {
             full, gone, long, ..
         } = dropped;

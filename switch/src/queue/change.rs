@@ -1,11 +1,13 @@
 //! What other threads ask of the switch: ports that come and go, settings, how it is.
 
+use std::io;
+
 use super::Switch;
 use crate::control::{Change, PortTold, Told};
 use crate::counts::{Counters, Reason, Refused};
 use crate::exits::PortCounters;
 use crate::forward::{HOST, Number};
-use crate::link::Losses;
+use crate::link::{Link, Losses};
 use crate::police::Police;
 use crate::settings::Settings;
 use crate::twin::Twin;
@@ -17,7 +19,7 @@ impl Switch {
                 self.exits.add_ring(number);
                 self.join(number);
             }
-            Change::Add { port, link, losses } => match self.exits.add(port, link, losses) {
+            Change::Add { port, link, losses } => match self.add(port, link, losses) {
                 Ok(()) => self.join(port),
                 Err(error) => {
                     log::error!(target: "switch", "{}: port {port}: {error}", self.name);
@@ -46,12 +48,18 @@ impl Switch {
                 // Nobody waits any more, if it fails.
                 let _ = reply.send(self.told());
             }
+            Change::Refer {
+                port,
+                guest,
+                has_failed,
+            } => self.refer(port, guest, has_failed),
         }
     }
 
-    fn told(&self) -> Told {
+    fn told(&mut self) -> Told {
+        self.collect();
         let table = &self.forwarder.table;
-        let now_s = (self.now_us() / MILLION) as u32;
+        let now_s = self.clock.now_s();
         let port = |(number, counters)| PortTold {
             number,
             counters: self.port_counters(number, counters),
@@ -81,6 +89,12 @@ impl Switch {
         counters.unicast += forwarded;
         counters.due += forwarded;
         counters.enqueued += forwarded;
+        if !self.lanes.is_empty() {
+            let carried = self.lanes.total();
+            counters.carried(carried.frames);
+            PortCounters::default().gave(carried.given, &mut counters);
+            counters.lost(carried.lost);
+        }
         counters
     }
 
@@ -121,7 +135,7 @@ impl Switch {
         }
         let settings = self.settings.of(number);
         self.forwarder.set(number, settings, self.settings.storm);
-        let now_us = self.epoch_us + self.started.elapsed().as_micros() as u64;
+        let now_us = self.now_us();
         self.exits.set(number, settings, now_us);
         if let Some(twin) = &mut self.twin {
             twin.police(number, Police(settings.police));
@@ -133,11 +147,16 @@ impl Switch {
                 self.name
             );
         }
-        self.limit_twin(number);
+        self.limit(number);
     }
 
-    /// What the kernel instance does not know how to do with a port is the daemon's.
-    pub(super) fn limit_twin(&mut self, number: Number) {
+    /// What the kernel instance and lanes do not know how to do with a port is this thread's.
+    pub(super) fn limit(&mut self, number: Number) {
+        self.limit_twin(number);
+        self.limit_lane(number);
+    }
+
+    fn limit_twin(&mut self, number: Number) {
         let Some(twin) = &mut self.twin else {
             return;
         };
@@ -157,6 +176,7 @@ impl Switch {
         self.forwarder.is_hub = settings.is_hub;
         self.forwarder.loops = settings.loops;
         self.forwarder.table.set_age(settings.age_s);
+        self.lanes.set_age(settings.age_s);
         if let Some(twin) = &self.twin {
             twin.set_age(settings.age_s);
         }
@@ -174,8 +194,28 @@ impl Switch {
         }
     }
 
+    /// A port has a link.
+    fn add(&mut self, number: Number, link: Box<dyn Link>, losses: Losses) -> io::Result<()> {
+        // Whoever was there before is not to be found there.
+        self.part(number);
+        self.exits.add(number, link, losses)?;
+        if !self.lanes.is_empty()
+            && let Some(guest) = self.exits.share(number)
+        {
+            self.lanes.add(number, guest);
+        }
+        Ok(())
+    }
+
+    /// No lane has anything to do with a port any more.
+    fn part(&mut self, number: Number) {
+        let carried = self.lanes.remove(number);
+        self.count_carried(number, carried);
+    }
+
     /// Says who is to be told, if nobody knows it yet.
     pub(super) fn remove(&mut self, number: Number) -> Option<Losses> {
+        self.part(number);
         self.forwarder.remove(number);
         self.directs.set(number, None);
         if self.exits.port(number).is_some_and(|port| port.is_ready) {
@@ -187,5 +227,3 @@ impl Switch {
 
 /// Stations that are told at once.
 const MAX_TOLD: usize = 16_384;
-/// Microseconds of a second.
-const MILLION: u64 = 1_000_000;

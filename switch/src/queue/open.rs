@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use vnplug_frame::MAX_BATCH;
@@ -11,12 +10,14 @@ use vnplug_path::source::{Queue, QueueCounters, SourceError};
 use super::{BATCH, ENOUGH, SENT_EACH, Switch, WAKER};
 use crate::batch::Batch;
 use crate::board::Switchboard;
+use crate::clock::Clock;
 use crate::config::SwitchConfig;
 use crate::control;
 use crate::direct::Directs;
 use crate::entrances::{Entrances, Served};
 use crate::exits::Exits;
 use crate::forward::{Forwarder, Number};
+use crate::lanes::Lanes;
 use crate::roster::{Holder, Roster, locked};
 use crate::settings::Settings;
 use crate::show::NOT_OF_UPLINKS;
@@ -64,7 +65,6 @@ impl Switch {
         };
         Entrances::make(&config, &board)?;
         let mut forwarder = Forwarder::new(limits);
-        let mut epoch_us = 0;
         if let Some(twin) = &mut twin {
             forwarder.judge = twin.take_judge();
             let numbered = (1..).zip(&uplinks);
@@ -73,8 +73,10 @@ impl Switch {
                 .map(|(number, uplink): (Number, _)| (number, uplink.interface.as_str()))
                 .collect();
             forwarder.table = twin.table(limits, &ports);
-            epoch_us = monotonic_us();
         }
+        let clock = Clock::new(twin.is_some());
+        let (line, view) = (board.line.clone(), forwarder.table.view());
+        let lanes = Lanes::new(config.lanes, config.longest, line, view, clock);
         let mut switch = Self {
             uplinks: Uplinks::new(&name).map_err(failed("no descriptors"))?,
             name: name.clone(),
@@ -93,8 +95,9 @@ impl Switch {
             taken: Vec::new(),
             is_unread: false,
             spare: Spare::default(),
-            started: Instant::now(),
-            epoch_us,
+            clock,
+            lanes,
+            lane_forwarded: 0,
             twin,
             is_watched: false,
             counters: QueueCounters::default(),
@@ -146,10 +149,4 @@ impl Switch {
         self.join(port);
         Ok(())
     }
-}
-
-/// The kernel's clock, of which the time of the switch is a part when the kernel instance reads it, too.
-fn monotonic_us() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
 }

@@ -22,6 +22,9 @@ impl Queue for Switch {
         if self.twin.is_some() {
             self.tell_twin();
         }
+        if !self.lanes.is_empty() {
+            self.serve_lanes();
+        }
         // One call has the frames of one: those of links are one, those of each uplink's queue are another.
         if !self.uplinks.is_empty() {
             let sink = &mut |frames: &[Frame<'_>]| sink(frames);
@@ -47,7 +50,11 @@ impl Queue for Switch {
         if !self.ready.is_empty() {
             return Wake::NOW;
         }
-        let due = [self.exits.next_us(), self.directs.next_us(&self.forwarder)];
+        let due = [
+            self.exits.next_us(),
+            self.directs.next_us(&self.forwarder),
+            self.lanes.next_us(),
+        ];
         let arrives = due.into_iter().flatten().min();
         let arrives =
             arrives.map(|at_us| Duration::from_micros(at_us.saturating_sub(self.now_us())));
@@ -82,6 +89,11 @@ impl Queue for Switch {
         let mut named = self.all_counters().named();
         named.extend(self.uplinks.named());
         named.extend(self.twin.iter().flat_map(Twin::named));
+        if !self.lanes.is_empty() {
+            let carried = self.lane_forwarded + self.lanes.total().frames;
+            named.push(("lanes".into(), self.lanes.len() as u64));
+            named.push(("lane_forwarded".into(), carried));
+        }
         named.push(("stations".into(), self.forwarder.table.len() as u64));
         named.push(("switch_ports".into(), self.forwarder.ports().len() as u64));
         named

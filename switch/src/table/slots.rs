@@ -6,7 +6,7 @@
 //!       4  port                                           the same
 //!       6  flags: 1, it never moves                       the same
 //!       8  key, 0: free                                   the same
-//!      16  second in which it was heard, by the clock of  that thread, and the kernel instance
+//!      16  second in which it was heard, by the clock of  that thread, the kernel instance, and lanes
 //!          the kernel (CLOCK_MONOTONIC)
 //!      24  nothing
 //! ```
@@ -20,7 +20,7 @@ use std::sync::atomic::{Ordering, fence};
 use vnplug_ring::Region;
 
 /// The shared part of all slots.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Slots {
     region: Region,
     mask: usize,
@@ -107,6 +107,25 @@ impl Slots {
     #[inline]
     pub(super) fn hear(&self, slot: usize, now_s: u32) {
         self.store(slot, Self::HEARD, now_s.into(), Ordering::Relaxed);
+    }
+
+    /// What a slot says of the station of this key, for a thread beside the writer.
+    #[inline]
+    pub(super) fn read_beside(&self, slot: usize, key: u64) -> Option<super::Seen> {
+        let at = slot as u64 * Self::BYTES;
+        // Acquire: pairs with the Release in `put`; who has this word has the key that belongs to it.
+        let word = self.region.load_u64(at + Self::WORD, Ordering::Acquire);
+        let (found, heard_s) = (self.key(slot), self.heard_s(slot));
+        // Pairs with the fence in `put`: who has a newer key finds the word odd, or another one than before.
+        fence(Ordering::Acquire);
+        let after = self.load(slot, Self::WORD);
+        let is_whole = word == after && word & 1 == 0 && found == key;
+        is_whole.then_some(super::Seen {
+            slot,
+            port: (word >> Self::PORT_SHIFT) as u16,
+            is_pinned: word >> Self::PINNED_SHIFT & 1 != 0,
+            heard_s,
+        })
     }
 
     pub(super) fn said(&self, slot: usize) -> Said {

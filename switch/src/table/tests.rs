@@ -1,5 +1,6 @@
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use super::*;
 
@@ -166,4 +167,67 @@ fn it_says_what_a_map_says_whatever_comes_and_goes() {
             .iter()
             .all(|port| (port.count, port.first) == (0, 0))
     );
+}
+
+/// Stations come and go in a small table while another thread looks for them. How many it found, and how many of these
+/// where they never were.
+fn race(is_torn: bool, limit: Duration, is_over: impl Fn(u64, u64) -> bool + Sync) -> (u64, u64) {
+    const STATIONS: u32 = 64;
+    let home = |station: u32| 1 + (station % 2) as u16;
+    let mut table = Table::new(limits(STATIONS as usize, STATIONS as usize));
+    let view = table.view();
+    let (stop, begin) = (AtomicBool::new(false), Instant::now());
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let (mut found, mut wrong) = (0_u64, 0);
+            for station in (0..STATIONS).cycle() {
+                if let Some(seen) = view.find(key(station)) {
+                    found += 1;
+                    wrong += u64::from(seen.port != home(station));
+                }
+                if is_over(found, wrong) || begin.elapsed() > limit {
+                    stop.store(true, Ordering::Relaxed);
+                    return (found, wrong);
+                }
+            }
+            unreachable!("it goes on for ever")
+        });
+        let mut station = 0;
+        while !stop.load(Ordering::Relaxed) {
+            station = (station + 7) % STATIONS;
+            match is_torn {
+                true => table.tear(key(station), home(station), 3 - home(station)),
+                false if table.find(key(station), 0).is_some() => table.unlearn(key(station)),
+                false => drop(table.learn(key(station), home(station), 0)),
+            }
+        }
+        reader.join().unwrap()
+    })
+}
+
+#[test]
+fn who_reads_beside_the_writer_finds_a_station_where_it_is_or_not_at_all() {
+    let (found, wrong) = race(false, Duration::from_secs(60), |found, _| {
+        found >= 1_000_000
+    });
+    assert!(found >= 1_000_000 && wrong == 0, "{wrong} of {found}");
+    // The control: a writer that does not say when it writes.
+    let (_, wrong) = race(true, Duration::from_secs(60), |_, wrong| wrong > 0);
+    assert!(wrong > 0);
+}
+
+#[test]
+fn a_station_that_is_heard_beside_the_writer_is_not_forgotten() {
+    let mut table = Table::new(Limits::default());
+    let view = table.view();
+    assert_eq!(table.learn(key(1), 3, 10), Learned::New);
+    let seen = view.find(key(1)).unwrap();
+    assert!(!seen.is_old(310, 300) && seen.is_old(311, 300));
+    view.hear(&seen, 200);
+    assert_eq!(table.find(key(1), 500), Some(3));
+    assert_eq!(table.find(key(1), 501), None);
+    // What never moves is never old.
+    assert!(table.pin(key(2), 4, 0));
+    assert!(!view.find(key(2)).unwrap().is_old(100_000, 300));
+    assert_eq!(view.find(key(3)), None);
 }

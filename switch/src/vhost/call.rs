@@ -6,13 +6,13 @@
 //!
 //! - Calls of a user that is not trusted are made by a thread of that user's own ([`Caller`]), as its
 //!   descriptors are closed by one. Who makes it hang waits for its own calls only.
-//! - Those of root's and the daemon's own front-ends are made at once by the thread that forwards,
-//!   which says when it is in a write ([`Calls`]). The entrance's thread empties eventfds that are full
+//! - Those of root's and the daemon's own front-ends are made at once by the threads that forward,
+//!   which say when they are in a write ([`Calls`]). The entrance's thread empties eventfds that are full
 //!   then, so that a faulty front-end costs its port only: the write ends ([`event::drain`]), and the
 //!   port is closed.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -39,8 +39,8 @@ pub(crate) struct Call {
 /// All calls of a switch.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
-    /// The thread that forwards is in one.
-    is_calling: AtomicBool,
+    /// Threads that forward and are in one.
+    calling: AtomicU32,
     all: Mutex<Vec<Weak<Call>>>,
 }
 
@@ -136,10 +136,13 @@ impl Call {
         if self.was_full() {
             return;
         }
+        if self.is_socket {
+            return self.make();
+        }
         // Relaxed: who looks looks again.
-        calls.is_calling.store(!self.is_socket, Ordering::Relaxed);
+        calls.calling.fetch_add(1, Ordering::Relaxed);
         self.make();
-        calls.is_calling.store(false, Ordering::Relaxed);
+        calls.calling.fetch_sub(1, Ordering::Relaxed);
     }
 
     fn make(&self) {
@@ -206,7 +209,7 @@ impl Calls {
 
     /// Ends a write that a peer makes block.
     pub(crate) fn unblock(&self) {
-        if !self.is_calling.load(Ordering::Relaxed) {
+        if self.calling.load(Ordering::Relaxed) == 0 {
             return;
         }
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
@@ -274,7 +277,7 @@ mod tests {
         rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         let calls = Calls::default();
         let call = calls.add(PeerFd::alone(fd), None).unwrap();
-        let is_calling = || calls.is_calling.load(Ordering::Relaxed);
+        let is_calling = || calls.calling.load(Ordering::Relaxed) > 0;
         std::thread::scope(|scope| {
             let blocked = scope.spawn(|| call.ring(&calls));
             vnplug_testing::eventually("it is in the call", is_calling);

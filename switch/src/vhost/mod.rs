@@ -13,7 +13,7 @@
 //! | `door.rs` | the socket, the thread that hears all front-ends, their ports |
 //! | `session.rs` | one front-end: what it says, and the setup that this makes |
 //! | `message.rs`, `payload.rs` | messages with their descriptors, and what they carry |
-//! | `link/` | one guest's rings, as the thread that forwards uses them |
+//! | `link/` | one guest's rings, as the threads that forward use them |
 //! | `frames.rs` | frames out of rings and into them, with their headers |
 //! | `acks.rs` | ACKs that stand for several |
 //! | `tail.rs` | the rest of a long frame, copied from guest to guest |
@@ -23,8 +23,8 @@
 //! | `call.rs` | interrupts |
 //! | `spec.rs` | numbers of the standards |
 //!
-//! The thread of the door hears and answers; it never waits for a front-end. The thread that forwards
-//! never waits at all. The front-end is a stranger, and so is the guest behind it: see `memory.rs` and
+//! The thread of the door hears and answers; it never waits for a front-end. The threads that forward
+//! wait for each other at most, and for no guest. The front-end is a stranger, and so is the guest behind it: see `memory.rs` and
 //! `ring.rs` for what they can try.
 
 mod acks;
@@ -40,3 +40,5 @@ mod ring;
 mod session;
 mod spec;
 pub(crate) mod tail;
+
+pub(crate) use link::{Guest, Passage};

@@ -307,6 +307,12 @@ impl Ring {
         self.next = self.next.wrapping_add(1);
     }
 
+    /// Takes back what was given back last, and not published: the guest's chains are there again.
+    pub(crate) fn take_back(&mut self, chains: u16) {
+        let unpublished = self.next.wrapping_sub(self.published);
+        self.next = self.next.wrapping_sub(chains.min(unpublished));
+    }
+
     /// Tells the guest what was given back. Whether it is to be called.
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {

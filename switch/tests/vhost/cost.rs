@@ -12,7 +12,15 @@ fn with_guests(count: usize, features: u64) -> (TestDir, Box<dyn Queue>, Vec<Gue
     let (mut queue, _) = Switch::open(config).unwrap();
     let stop = AtomicBool::new(false);
     let guests = std::thread::scope(|scope| {
-        scope.spawn(|| serve(&mut *queue, &stop, &Mutex::default(), &AtomicU64::new(0)));
+        scope.spawn(|| {
+            serve(
+                &mut *queue,
+                &stop,
+                &Mutex::default(),
+                &AtomicU64::new(0),
+                &AtomicBool::new(false),
+            )
+        });
         let guests = (0..count).map(|_| Guest::boot(&path, features)).collect();
         stop.store(true, Ordering::Relaxed);
         guests

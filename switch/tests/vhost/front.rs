@@ -71,6 +71,8 @@ pub(crate) struct Guest {
     pub(crate) region: Region,
     pub(crate) receiving: Ring,
     pub(crate) sending: Ring,
+    /// It kicks only if the device asks for that, as a driver does: who is not asked is not heard.
+    pub(crate) is_polite: bool,
 }
 
 /// A driver's ring; the device's end has it by messages.
@@ -254,6 +256,15 @@ impl Ring {
         vnplug_os::event::ring(&self.kick);
     }
 
+    /// Kicks, if that is `always` done or the device asked for it.
+    pub(crate) fn kick_if(&self, always: bool, region: &Region) {
+        // The device stores what it wants and then looks at the index; we the other way round.
+        std::sync::atomic::fence(Ordering::SeqCst);
+        if always || self.wants_kicks(region) {
+            self.kick();
+        }
+    }
+
     /// Whether the device asked for kicks, as far as flags say so.
     pub(crate) fn wants_kicks(&self, region: &Region) -> bool {
         region.load_u16(self.at + 0x2000, Ordering::SeqCst) == 0
@@ -303,6 +314,7 @@ impl Guest {
             name,
             receiving: Ring::new(0, 0x1_0000),
             sending: Ring::new(1, 0x2_0000),
+            is_polite: false,
         }
     }
 
@@ -323,7 +335,7 @@ impl Guest {
     pub(crate) fn send_together(&mut self, count: usize, frame: &[u8], offload: &Offload) {
         (0..count).for_each(|_| self.prepare_offloaded(frame, offload));
         self.sending.publish(&self.region);
-        self.sending.kick();
+        self.sending.kick_if(!self.is_polite, &self.region);
     }
 
     fn prepare_offloaded(&mut self, frame: &[u8], offload: &Offload) {
@@ -412,7 +424,7 @@ impl Guest {
             left -= 1;
             self.post(head as u16);
         }
-        self.receiving.kick();
+        self.receiving.kick_if(!self.is_polite, &self.region);
         let frame = bytes.split_off(12);
         Some((bytes.try_into().unwrap(), frame))
     }

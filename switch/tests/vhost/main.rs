@@ -8,6 +8,7 @@ mod coming;
 mod cost;
 mod frames;
 mod front;
+mod lanes;
 mod left;
 mod memory;
 mod merged;
@@ -39,6 +40,8 @@ struct Served {
     board: Switchboard,
     stop: Arc<AtomicBool>,
     turns: Arc<AtomicU64>,
+    /// Somebody captures in some turns.
+    flips: Arc<AtomicBool>,
     counters: Arc<Mutex<Vec<(String, u64)>>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -50,18 +53,24 @@ impl Served {
 
     /// One with these settings.
     fn set(settings: &str) -> Self {
-        Self::open(settings, |_| Vec::new())
+        Self::open(settings, LANES, |_| Vec::new())
     }
 
     /// One that connects to these sockets, in its directory.
     fn with(connect: impl FnOnce(&TestDir) -> Vec<PathBuf>) -> Self {
-        Self::open("", connect)
+        Self::open("", LANES, connect)
     }
 
-    fn open(settings: &str, connect: impl FnOnce(&TestDir) -> Vec<PathBuf>) -> Self {
+    /// One whose own thread does everything.
+    fn alone() -> Self {
+        Self::open("", 0, |_| Vec::new())
+    }
+
+    fn open(settings: &str, lanes: usize, connect: impl FnOnce(&TestDir) -> Vec<PathBuf>) -> Self {
         let home = TestDir::new("vhost");
         let path = home.path("lan0.sock");
         let mut config = SwitchConfig::new("lan0");
+        config.lanes = lanes;
         config.settings.apply(settings).unwrap();
         config.vhost = VhostConfig {
             path: Some(path.clone()),
@@ -73,13 +82,18 @@ impl Served {
         let (counters, turns) = (Arc::default(), Arc::new(AtomicU64::new(0)));
         let (stopped, told) = (Arc::clone(&stop), Arc::clone(&counters));
         let turned = Arc::clone(&turns);
-        let thread = std::thread::spawn(move || serve(&mut *queue, &stopped, &told, &turned));
+        let flips = Arc::new(AtomicBool::new(false));
+        let flipped = Arc::clone(&flips);
+        let thread = std::thread::spawn(move || {
+            serve(&mut *queue, &stopped, &told, &turned, &flipped);
+        });
         Self {
             _home: home,
             path,
             board,
             stop,
             turns,
+            flips,
             counters,
             thread: Some(thread),
         }
@@ -135,16 +149,22 @@ impl Drop for Served {
     }
 }
 
+/// Threads that forward beside the one of the switch, in most tests.
+const LANES: usize = 2;
+
 fn serve(
     queue: &mut dyn Queue,
     stop: &AtomicBool,
     counters: &Mutex<Vec<(String, u64)>>,
     turns: &AtomicU64,
+    flips: &AtomicBool,
 ) {
     let waker = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
     while !stop.load(Ordering::Relaxed) {
-        // Both ways to take frames, in turns: as if a reader came and went.
-        queue.may_pass(!turns.load(Ordering::Relaxed).is_multiple_of(4));
+        // All ways to take frames, in turns: as if a port by rings came and went, and a capture if it flips.
+        let turn = turns.load(Ordering::Relaxed);
+        queue.may_pass(!turn.is_multiple_of(4));
+        queue.is_watched(flips.load(Ordering::Relaxed) && turn.is_multiple_of(32));
         let received = queue.receive(&mut |_| {});
         *counters.lock().unwrap() = queue.own_counters();
         turns.fetch_add(1, Ordering::Release);

@@ -1,18 +1,21 @@
-//! How the entrance's thread speaks to the one that forwards: a channel, and an eventfd that says so.
+//! How the entrance's thread speaks to the one that forwards: a channel, and an eventfd that says so. And what is
+//! known of a guest without its locks.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use vnplug_os::closer::PeerFd;
 use vnplug_os::event;
+use vnplug_ring::offload::{Offload, flags, gso};
 
 use crate::vhost::call::{Call, Caller, Calls};
 use crate::vhost::memory::Memory;
 use crate::vhost::ring::Place;
+use crate::vhost::spec::feature;
 
 /// What a guest's port is to be.
 #[derive(Debug, Default)]
@@ -47,7 +50,7 @@ pub(crate) struct Done {
     /// The indices of rings that were served before.
     pub(crate) indices: Vec<Option<u16>>,
     /// What was in use before.
-    pub(crate) _old: Box<Setup>,
+    pub(crate) _old: Arc<Setup>,
 }
 
 /// Speaks to a link.
@@ -57,8 +60,10 @@ pub(crate) struct Wire {
     pub(super) shared: Arc<Shared>,
 }
 
+/// What is known of a guest without its locks.
 #[derive(Debug)]
 pub(super) struct Shared {
+    pub(super) name: String,
     /// Watches the kicks, and `news`.
     pub(super) epoll: OwnedFd,
     pub(super) news: OwnedFd,
@@ -66,13 +71,78 @@ pub(super) struct Shared {
     pub(super) calls: Arc<Calls>,
     /// Who calls the guest, if that is not the thread that forwards.
     pub(super) caller: Option<Caller>,
+    /// The guest is asked to kick for what it sends: nobody looks before. Who has this asks for buffers if frames
+    /// `waits`; who makes frames wait does if it `is_armed`. Each stores its own and then loads the other's, all
+    /// SeqCst, so that one of both at least asks.
+    pub(super) is_armed: AtomicBool,
+    /// Frames wait for its buffers.
+    pub(super) waits: AtomicBool,
+    /// It may have been asked to kick for buffers.
+    pub(super) asks: AtomicBool,
+    /// Segments may be merged for it.
+    pub(super) merges: AtomicBool,
+    /// Bits of [`feature::GUEST_OFFLOADS`] that hold now.
+    offloads: AtomicU64,
+    /// Frames that waited and are dropped, since somebody asked.
+    pub(super) lost: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(
+        name: String,
+        (epoll, news): (OwnedFd, OwnedFd),
+        calls: Arc<Calls>,
+        caller: Option<Caller>,
+    ) -> Self {
+        Self {
+            name,
+            epoll,
+            news,
+            pending: AtomicBool::new(false),
+            calls,
+            caller,
+            is_armed: AtomicBool::new(false),
+            waits: AtomicBool::new(false),
+            asks: AtomicBool::new(false),
+            merges: AtomicBool::new(true),
+            offloads: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+        }
+    }
+
+    /// The guest's driver takes frames of these [features](feature::GUEST_OFFLOADS).
+    pub(super) fn offer(&self, features: u64) {
+        let offloads = features & feature::GUEST_OFFLOADS;
+        self.offloads.store(offloads, Ordering::Relaxed);
+    }
+
+    /// Whether the guest does what is left to do with such a frame.
+    #[inline]
+    pub(super) fn takes(&self, offload: &Offload) -> bool {
+        // Relaxed: a guest that takes less from now on has frames on their way to it anyhow.
+        let offloads = self.offloads.load(Ordering::Relaxed);
+        let has = |bits: u64| offloads & bits == bits;
+        // A super-frame without a sum to be made is none for virtio.
+        if !has(feature::GUEST_CSUM) || offload.flags & flags::NEEDS_CSUM == 0 {
+            return false;
+        }
+        let ecn = offload.gso_type & gso::ECN != 0;
+        match offload.gso_type & !gso::ECN {
+            gso::NONE => true,
+            _ if ecn && !has(feature::GUEST_ECN) => false,
+            gso::TCPV4 => has(feature::GUEST_TSO4),
+            gso::TCPV6 => has(feature::GUEST_TSO6),
+            gso::UDP_L4 => has(feature::GUEST_USO4 | feature::GUEST_USO6),
+            _ => false,
+        }
+    }
 }
 
 impl Wire {
     /// Gives an order. False: the link is gone.
     pub(crate) fn send(&self, order: Order) -> bool {
         let sent = self.orders.send(order).is_ok();
-        // Release: pairs with the Acquire in `Rings::obey`; the order is in the channel.
+        // Release: pairs with the Acquire in `Incoming::obey`; the order is in the channel.
         self.shared.pending.store(true, Ordering::Release);
         event::ring(&self.shared.news);
         sent

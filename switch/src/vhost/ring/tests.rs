@@ -373,3 +373,21 @@ fn what_is_given_back_is_logged() {
     log.read(0, &mut bits);
     assert_eq!(bits, [1 << 5, 0]);
 }
+
+#[test]
+fn what_is_taken_back_is_there_again_as_long_as_the_guest_was_told_nothing() {
+    let driver = Driver::new(8);
+    let mut ring = driver.ring(Agreed::default());
+    (0..5).for_each(|head| driver.offer(head));
+    assert_eq!(ring.available(), Ok(5));
+    (0..4).for_each(|head| ring.give_back(head, 0));
+    assert_eq!((ring.left(), driver.used()), (1, 0));
+    ring.take_back(3);
+    assert_eq!((ring.available(), ring.head(0)), (Ok(4), Ok(1)));
+    ring.publish();
+    assert_eq!(driver.used(), 1);
+    // No more than that: the guest has the first one.
+    ring.give_back(1, 0);
+    ring.take_back(8);
+    assert_eq!((ring.available(), ring.head(0)), (Ok(4), Ok(1)));
+}

@@ -1,16 +1,18 @@
-//! Frames for the guest, and those that wait for its buffers.
+//! Frames that wait for the guest's buffers.
+//!
+//! What a guest has no buffers for waits here, bounded, then it is dropped: a guest that does not
+//! read costs itself only (R5). A frame that is longer than all buffers that are there waits for more of
+//! them, but not for ever, as a driver may have no more to give: after `STUCK` without any new one it is
+//! dropped, so that the shorter ones behind it come.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use vnplug_frame::flow::flow_hash;
-use vnplug_os::event;
 use vnplug_ring::offload::{HEADER, Offload};
 
-use super::Rings;
+use super::outgoing::Outgoing;
 use crate::exits::Out;
-use crate::link::Link;
-use crate::vhost::frames::{Head, Put, put};
-use crate::vhost::spec::feature;
+use crate::vhost::frames::Put;
 
 /// A frame that waits for buffers, with its header before it.
 pub(super) struct Waiting {
@@ -29,7 +31,7 @@ pub(super) struct Hopeless {
     /// Buffers that the guest had there then.
     left: u16,
     /// Such a frame was merged.
-    pub(super) is_merged: bool,
+    is_merged: bool,
 }
 
 /// A ring to which its guest adds nothing.
@@ -41,53 +43,17 @@ pub(super) struct Stuck {
     since: Instant,
 }
 
-impl Rings {
-    /// Gives a frame to the guest, if it has buffers.
-    #[inline]
-    pub(super) fn put(&mut self, at: usize, header: &[u8; HEADER], out: &Out<'_>) -> Option<Put> {
-        let header_len = self.header_len();
-        let is_mergeable = self.setup.features & feature::MRG_RXBUF != 0;
-        let ring = self.rings.get_mut(at)?.as_mut()?;
-        let header = Head {
-            bytes: *header,
-            len: header_len,
-            is_mergeable,
-        };
-        let put = put(ring, &mut self.scratch, header, out);
-        // One at least: a chain of none costs, too.
-        self.budget = self.budget.saturating_sub(self.scratch.parts.len().max(1));
-        let (need, left) = ((header_len + out.len()) as u64, ring.left());
-        match put {
-            Ok(Put::Short(room)) if self.is_hopeless(at, need, room, out.merged.is_some()) => {
-                Some(Put::Never)
-            }
-            Ok(put) => {
-                self.is_narrow |= put == Put::Never && out.merged.is_some();
-                if put == Put::Done
-                    && let Some(it) = self.hopeless
-                    && (need >= it.from || (at == it.ring && left > it.left))
-                {
-                    // It has more than then: its machine was stopped, say.
-                    self.hopeless = None;
-                }
-                Some(put)
-            }
-            Err(broken) => {
-                self.stop(at, broken);
-                None
-            }
-        }
-    }
-
+impl Outgoing {
     /// Whether the guest will have no room for so many bytes, as far as one can know: it has buffers for `room`,
     /// which is less, and has not added any for long; or it was found to have no more before.
     #[cold]
-    fn is_hopeless(&mut self, at: usize, need: u64, room: u64, is_merged: bool) -> bool {
+    pub(super) fn is_hopeless(&mut self, at: usize, need: u64, room: u64, is_merged: bool) -> bool {
         if let Some(it) = self.hopeless.as_mut().filter(|it| need >= it.from) {
             it.is_merged |= is_merged;
+            self.tell_merges();
             return true;
         }
-        let Some(Some(ring)) = self.rings.get(at) else {
+        let Some(Some(ring)) = self.half.rings.get(at) else {
             return false;
         };
         let (seen, now) = (ring.seen(), Instant::now());
@@ -107,25 +73,27 @@ impl Rings {
                 left: ring.left(),
                 is_merged,
             });
+            self.tell_merges();
         }
         is_hopeless
     }
 
-    /// Which ring a frame is received in.
+    /// A frame of `need` bytes fitted into a ring that has so many chains left.
     #[inline]
-    pub(super) fn receiver(&self, out: &Out<'_>) -> Option<usize> {
-        match *self.receiving {
-            [] => None,
-            [only] => Some(only),
-            ref all => {
-                let bytes = if out.head.is_empty() {
-                    out.body
-                } else {
-                    out.head
-                };
-                all.get(flow_hash(bytes) as usize % all.len()).copied()
-            }
+    pub(super) fn hope(&mut self, at: usize, need: u64, left: u16) {
+        if let Some(it) = self.hopeless
+            && (need >= it.from || (at == it.ring && left > it.left))
+        {
+            // It has more than then: its machine was stopped, say.
+            self.hopeless = None;
+            self.tell_merges();
         }
+    }
+
+    /// Says whether segments may be merged for the guest.
+    pub(super) fn tell_merges(&self) {
+        let merges = !self.is_narrow && !self.hopeless.is_some_and(|it| it.is_merged);
+        self.half.shared.merges.store(merges, Ordering::Relaxed);
     }
 
     /// Gives what waits, as far as there are buffers.
@@ -156,7 +124,7 @@ impl Rings {
             // The guest may have changed its offloads since.
             let offload = header.first_chunk().map(Offload::from_header);
             let offload = offload.unwrap_or_default();
-            let put = match offload.is_due() && !self.takes(&offload) {
+            let put = match offload.is_due() && !self.half.shared.takes(&offload) {
                 true => Some(Put::Never),
                 false => self.put(at, header, &out),
             };
@@ -167,26 +135,31 @@ impl Rings {
                     break;
                 }
                 // Its buffers make no sense, or its ring.
-                Some(Put::Never) | None => self.lost += 1,
+                Some(Put::Never) | None => self.lose(1),
             }
             self.waiting_bytes -= first.bytes.len();
         }
+        self.tell_waits();
     }
 
-    /// The guest has this frame.
-    #[inline]
-    pub(super) fn gave(&mut self, out: &Out<'_>) {
-        if let Some(acks) = &mut self.acks {
-            acks.given(out.head, out.body, out.len(), out.merged);
-        }
+    /// What waits may be what the guest does not take any more.
+    pub(super) fn forget_waiting(&mut self) {
+        self.lose(self.waiting.len() as u64);
+        self.waiting.clear();
+        self.waiting_bytes = 0;
+        self.tell_waits();
     }
 
-    pub(super) fn publish_received(&mut self) {
-        for place in 0..self.receiving.len() {
-            if let Some(&at) = self.receiving.get(place) {
-                self.publish(at);
-            }
-        }
+    /// So many that waited are dropped.
+    fn lose(&self, count: u64) {
+        self.half.shared.lost.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Says whether frames wait.
+    fn tell_waits(&self) {
+        let waits = !self.waiting.is_empty();
+        // SeqCst: see `Shared::is_armed`.
+        self.half.shared.waits.store(waits, Ordering::SeqCst);
     }
 
     /// Keeps a frame until there are buffers; false if too much waits.
@@ -210,24 +183,8 @@ impl Rings {
             merged: out.merged,
         });
         self.waiting_bytes += len;
+        self.tell_waits();
         true
-    }
-
-    /// Frames wait that did not before: the guest is to kick when it has buffers.
-    pub(super) fn await_buffers(&mut self) {
-        if !self.is_armed {
-            // The next turn does it.
-            return;
-        }
-        for place in 0..self.receiving.len() {
-            let ring = self.rings.get_mut(self.receiving[place]);
-            if let Some(Some(ring)) = ring
-                && !ring.arm().unwrap_or(true)
-            {
-                // They came in this moment: let this thread look.
-                event::ring(&self.shared.news);
-            }
-        }
     }
 }
 
