@@ -43,12 +43,19 @@ pub(crate) fn news(plan: &Plan) -> Result<Vec<Figure>> {
         );
     }
     let mut figures = Vec::new();
-    let few = samples[0][0].median();
+    let few = samples[0][0].clone();
     for ([told, all, fds], count) in samples.into_iter().zip(PORTS) {
-        eprintln!(
-            "  of {count}: {:.2} times what it costs of 10",
-            told.median() / few
-        );
+        let mut growth = Samples::default();
+        let rounds = told.all().iter().zip(few.all());
+        rounds.for_each(|(many, few)| growth.push(many / few));
+        figures.push(Figure {
+            name: format!("context-news-{count}-growth"),
+            unit: "times of 10",
+            ours: growth,
+            peer: None,
+            limit: None,
+            note: format!("what a packet costs among {count} ports, by what it costs among 10 in the same round"),
+        });
         let figure = |name: String, ours, note: &str| Figure {
             name,
             unit: "us CPU/packet",

@@ -7,8 +7,8 @@
 //!   transmit ring ── (only in this program) ─────── packet socket ── veth    nothing is checked
 //! ```
 //!
-//! A thread fills the ring, another serves it, as an application and the daemon's thread do. The first way is the
-//! product's own code; the others stand in [`scatter`].
+//! A thread on one processor fills the ring, another on the next serves it, as an application and the daemon's thread
+//! do. The first way is the product's own code; the others stand in [`scatter`].
 
 mod scatter;
 
@@ -35,6 +35,8 @@ const LENGTHS: [usize; 2] = [1514, 9014];
 /// What Menon's contexts sent together, in Mb/s: at this rate processor time is compared.
 const RATE: f64 = 1867.0;
 const RING: u64 = 4 << 20;
+const FILLER_CPU: usize = 0;
+const SERVER_CPU: usize = 1;
 const WIRE: &str = "wire0";
 /// Whose frames they are, and where they say they come from.
 const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -103,7 +105,7 @@ fn figures_of(
     validation: Samples,
 ) -> Vec<Figure> {
     let note = format!(
-        "frames of {len} bytes out of a transmit ring of 4 MiB that another thread fills, through a packet socket into a \
+        "frames of {len} bytes out of a transmit ring of 4 MiB that a thread on another processor fills, through a packet socket into a \
          veth that nobody reads; the sender is locked to a station and an address. Ours is checked and copied; the peer \
          is in the bench alone: sent from where the sender wrote it, nothing checked. -headers: checked, and of the \
          frame its first {HEADERS} bytes copied"
@@ -183,7 +185,11 @@ fn measure(way: Way, len: usize, time: Duration, mbits: Option<f64>) -> Result<S
     let (ask, asked) = channel::<()>();
     let (tell, full) = channel::<Filled>();
     std::thread::scope(|scope| {
-        scope.spawn(move || fill(producer, &frame(len), &asked, &tell));
+        scope.spawn(move || match sys::pin(sys::cpu(FILLER_CPU)) {
+            Ok(()) => fill(producer, &frame(len), &asked, &tell),
+            Err(error) => drop(tell.send(Err(error.to_string()))),
+        });
+        sys::pin(sys::cpu(SERVER_CPU))?;
         let spent = serve(&mut out, len, time, mbits, || {
             ask.send(())?;
             Ok(full.recv()??)
