@@ -269,6 +269,25 @@ fn programs_in_a_uml_speak_to_a_back_end_and_share_memory_of_the_pool() {
         value("pool_free") + 4096 == value("pool_bytes")
     };
     eventually("the pool is free", free);
+    // Death of the back-end is told to a program that waits, in the guest, within a tenth of a second.
+    let mut soonest = Duration::MAX;
+    for _ in 0..5 {
+        let program = uml.guest.spawn("vnplug channel kv -c 1 <>/tmp/quiet 2>&1");
+        let program = program.unwrap();
+        joined(&mut back, "uml");
+        let begin = Instant::now();
+        drop(back);
+        shows(&program, "# gone");
+        soonest = soonest.min(begin.elapsed());
+        // It comes again by itself.
+        back = back_end(&daemon);
+        let channel = joined(&mut back, "uml");
+        back.send(channel, b"bye").unwrap();
+        assert!(program.wait(PATIENCE).unwrap().success());
+        assert!(matches!(heard(&mut back), Heard::Left { .. }));
+    }
+    // The others may have had no processor.
+    assert!(soonest < Duration::from_millis(100), "{soonest:?}");
     // Death of the guest's agent is told.
     let program = uml
         .guest

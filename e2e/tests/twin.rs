@@ -462,6 +462,11 @@ fn what_is_done_to_the_interfaces_under_traffic_leaves_nothing_stuck() {
                 sleep(Duration::from_millis(1));
             }
         });
+        // A veth has one queue, and says that it cannot have another one or the same.
+        let refused = site
+            .here
+            .exec(&["ethtool", "-L", "c1", "rx", "1", "tx", "1"]);
+        println!("ethtool -L: {:?}", refused.map(drop));
         for (netns, words) in [
             (&site.here, "ethtool -S c1"),
             (&site.here, "ethtool -K c1 gro on"),
@@ -469,7 +474,6 @@ fn what_is_done_to_the_interfaces_under_traffic_leaves_nothing_stuck() {
             (one, "ethtool -K eth0 tx off"),
             (two, "ethtool -K eth0 tso off gso off"),
             (two, "ethtool -K eth0 tso on gso on"),
-            (&site.here, "ethtool -L c1 rx 1 tx 1"),
             (&site.here, "ip link set c1 mtu 9000"),
             (one, "ip link set eth0 mtu 9000"),
             (&site.here, "ip link set c2 mtu 9000"),
@@ -482,8 +486,8 @@ fn what_is_done_to_the_interfaces_under_traffic_leaves_nothing_stuck() {
             ),
             (one, "ip link set eth0 down; sleep 0.2; ip link set eth0 up"),
         ] {
-            // What a veth cannot be told is refused, which is no matter here.
-            let _ = netns.exec(&["sh", "-c", words]);
+            let done = netns.exec(&["sh", "-ec", words]);
+            done.unwrap_or_else(|error| panic!("{words}: {error}"));
             works(words);
         }
         // Deleted, and made again: another interface of the same name.
