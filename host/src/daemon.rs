@@ -158,7 +158,7 @@ fn serve(
     };
     let us = user.map_or(rustix::process::geteuid().as_raw(), |(user, _)| user);
     let mut policy = config.policy(us);
-    let grants = KeptGrants::restore(&config.state_dir, &mut policy);
+    let grants = KeptGrants::restore(&config.state_dir, &mut policy)?;
     // Before a source opens: frames come into packet memory at once.
     let packets = packet_dir(&dirs, user, &policy);
     // Dropped after the sources: theirs goes, too, and that of a start that failed.

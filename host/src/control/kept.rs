@@ -1,6 +1,7 @@
 //! The grants that operators changed at run time and that the next daemon is to have.
 //!
-//! They lie beside the records of VMs, in order, and are done again over what the configuration says.
+//! They lie beside the records of VMs, in order, and are done again over what the configuration says. A daemon that cannot read
+//! them, an older one perhaps, does not start: whose grant was taken would have it again.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ pub(crate) struct KeptGrants {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Kept {
     #[serde(default)]
     change: Vec<Line>,
@@ -27,6 +29,7 @@ struct Kept {
 
 /// A change as it is written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Line {
     action: String,
     kind: String,
@@ -35,24 +38,30 @@ struct Line {
 
 impl KeptGrants {
     /// What earlier daemons with this state directory kept; it is done to the policy again.
-    pub(crate) fn restore(state: &Path, policy: &mut Policy) -> Self {
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(crate) fn restore(state: &Path, policy: &mut Policy) -> Result<Self, String> {
         let path = state.join("vms").join("grants");
         let kept = match record::read(&path) {
             Ok(text) => toml::from_str::<Kept>(&text).map_err(|error| error.to_string()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Kept::default()),
             Err(error) => Err(error.to_string()),
         };
-        let kept = kept.unwrap_or_else(|error| {
-            log::error!(
-                target: "control",
-                "{}: {error}: what was changed of the grants is not changed again",
-                path.display()
-            );
-            Kept::default()
+        let kept = kept.and_then(|kept| {
+            let unknown = kept.change.iter().find_map(|line| line.change().err());
+            unknown.map_or(Ok(kept), Err)
         });
+        let kept = kept.map_err(|error| {
+            format!(
+                "{}: {error}: it has what was changed of the grants, perhaps by a newer vnplugd; start that one, or remove the file and \
+                 look through the grants",
+                path.display()
+            )
+        })?;
         let restored = Self { path, kept };
         restored.replay(policy);
-        restored
+        Ok(restored)
     }
 
     /// Does to the grants of a configuration what was changed and is kept.

@@ -15,9 +15,12 @@ use crate::vm::record;
 pub(crate) struct KeptSources {
     path: PathBuf,
     kept: Kept,
+    /// Why what is there cannot be read; then nothing is written over it.
+    unread: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Kept {
     #[serde(default)]
     source: Vec<String>,
@@ -32,11 +35,14 @@ impl KeptSources {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Kept::default()),
             Err(error) => Err(error.to_string()),
         };
-        let kept = kept.unwrap_or_else(|error| {
-            log::error!(target: "source", "{}: {error}: sources that were added are not opened again", path.display());
-            Kept::default()
-        });
-        Self { path, kept }
+        let (kept, unread) = match kept {
+            Ok(kept) => (kept, None),
+            Err(error) => {
+                log::error!(target: "source", "{}: {error}: sources that were added are not opened again", path.display());
+                (Kept::default(), Some(error))
+            }
+        };
+        Self { path, kept, unread }
     }
 
     /// The sources, which wait for their interfaces. What is none is told in the log.
@@ -68,6 +74,9 @@ impl KeptSources {
     }
 
     fn write(&mut self, new: Kept) -> io::Result<()> {
+        if let Some(why) = &self.unread {
+            return Err(record::unread(&self.path, why));
+        }
         let text = toml::to_string(&new).map_err(io::Error::other)?;
         record::write(&self.path, &text)?;
         self.kept = new;

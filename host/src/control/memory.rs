@@ -67,7 +67,7 @@ pub(crate) struct Completed {
 }
 
 enum Task {
-    Make(u64, Want, Waits),
+    Make(u64, Box<Want>, Waits),
     Discard(Box<dyn Send>),
 }
 
@@ -115,7 +115,7 @@ impl MemoryThread {
     pub(crate) fn make(&self, session: u64, want: Want) -> Result<Ticket, Refusal> {
         let (ticket, waits) = Ticket::new();
         let bytes = want.bytes();
-        if self.send(bytes, Task::Make(session, want, waits)) {
+        if self.send(bytes, Task::Make(session, Box::new(want), waits)) {
             return Ok(ticket);
         }
         let what = "the thread that commits memory is gone: restart the daemon";
@@ -181,7 +181,7 @@ impl Completed {
 fn work(inbox: &Receiver<Task>, outbox: &Sender<Completed>, closing: &AtomicBool, bell: &OwnedFd) {
     for task in inbox {
         let (session, want, waits) = match task {
-            Task::Make(session, want, waits) => (session, want, waits),
+            Task::Make(session, want, waits) => (session, *want, waits),
             Task::Discard(what) => {
                 drop(what);
                 continue;

@@ -42,13 +42,18 @@ pub(super) struct Running {
 
 /// What was set of one switch, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Kept {
     #[serde(default)]
     set: Vec<Setting>,
+    /// Why what is there cannot be read; then nothing is written over it.
+    #[serde(skip)]
+    unread: Option<String>,
 }
 
 /// One thing that was set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Setting {
     /// Of this port; none: of the whole switch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -176,7 +181,10 @@ impl Switches {
                 "{}: {error}: what was set of switch {name:?} is not set again",
                 path.display()
             );
-            Kept::default()
+            Kept {
+                unread: Some(error),
+                ..Kept::default()
+            }
         })
     }
 
@@ -199,6 +207,9 @@ impl Switches {
         let Some(Running { kept, once, .. }) = self.all.get_mut(name) else {
             return Err(io::ErrorKind::NotFound.into());
         };
+        if let Some(why) = &kept.unread {
+            return Err(record::unread(&path, why));
+        }
         let before = kept.clone();
         texts.iter().for_each(|text| kept.add(port, text));
         let written = toml::to_string(kept).map_err(io::Error::other);

@@ -96,6 +96,14 @@ impl Vm {
         for path in records(dirs) {
             let text = record::read(&path);
             let said = text.as_deref().unwrap_or_default().to_owned();
+            if let Ok(record) = toml::from_str::<Record>(&said)
+                && record.is_of_another_boot()
+            {
+                let name = &record.name;
+                log::info!(target: "vm", "VM {name:?} is forgotten: the host has booted since it was attached");
+                record.remove_files(&dirs.state);
+                continue;
+            }
             let name = path.file_stem().unwrap_or_default().to_string_lossy();
             let mut files = record::pools_of(&name, &said, dirs);
             match record::arenas_of(&said) {

@@ -9,7 +9,7 @@ use vnplug_ring::pool::MAX_NAME;
 use super::arenas::{ArenaFile, GroupRecord};
 use super::dirs::{Dirs, POOL, remove};
 use super::doorbell;
-use super::record::Record;
+use super::record::{Record, this_boot};
 use crate::hub::Refusal;
 use vnplug_os::memory::{GoOn, Pool, pool_file};
 
@@ -73,6 +73,7 @@ impl VmPlan {
             apart: false,
             pmem: spec.kind == VmKind::QemuPmem,
             held: None,
+            boot: this_boot(),
         };
         Ok(Self { record, new_groups })
     }

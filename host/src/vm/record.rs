@@ -13,8 +13,12 @@ use vnplug_ring::pool::PoolHeader;
 use super::arenas::GroupRecord;
 use super::dirs::{Dirs, check_pool, record_path, records, remove_all};
 
-/// What is written down of a VM, to be read by the next daemon.
+/// What is written down of a VM, to be read by the next daemon, which may be an older one.
+///
+/// NB: only what a VM has is written, and who reads a word that it does not know cannot keep what that says: such a VM is not
+/// served. So a field that is new is no obstacle for a VM that does not use it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Record {
     pub(super) name: String,
     pub(super) uml: bool,
@@ -23,20 +27,23 @@ pub(super) struct Record {
     pub(super) vectors: u32,
     pub(super) allow: Vec<(String, String)>,
     /// Who attached it; as text, for TOML's numbers have a sign.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) owner: String,
     /// Groups of the host that it may join, in the order of its devices.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) groups: Vec<GroupRecord>,
     /// Each of its ports is to have a device of its own.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_not")]
     pub(super) apart: bool,
     /// Its pool is a virtio-pmem device.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_not")]
     pub(super) pmem: bool,
     /// No port is opened for it, for it moves; and what its ports read.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) held: Option<BTreeSet<String>>,
+    /// In which boot of the host it was attached; empty: it is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) boot: String,
 }
 
 impl Record {
@@ -75,6 +82,12 @@ impl Record {
     /// Bytes of its file.
     pub(super) fn file_len(&self) -> u64 {
         self.front() + self.pool_bytes
+    }
+
+    /// Whether the host has booted since: the machine runs no more, and its memory is gone. When it starts it is attached anew.
+    pub(super) fn is_of_another_boot(&self) -> bool {
+        let now = this_boot();
+        !self.boot.is_empty() && !now.is_empty() && self.boot != now
     }
 
     /// Deletes everything of it that lies in the file system.
@@ -130,8 +143,27 @@ pub(crate) fn read(path: &Path) -> io::Result<String> {
     Err(io::Error::new(io::ErrorKind::InvalidData, what))
 }
 
+/// The host's boot (random(4)); empty if it does not say.
+pub(super) fn this_boot() -> String {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    id.unwrap_or_default().trim().to_owned()
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde asks")]
+fn is_not(flag: &bool) -> bool {
+    !flag
+}
+
 /// Bytes of the longest record that is read: more than all the sources and groups of a VM take.
 const LONGEST: u64 = 1 << 20;
+
+/// Why nothing is written over what cannot be read: a newer daemon may have written it, and come again.
+pub(crate) fn unread(path: &Path, why: &str) -> io::Error {
+    let path = path.display();
+    io::Error::other(format!(
+        "{path} cannot be read ({why}), and stays as it is: remove it first"
+    ))
+}
 
 /// What is read of a record that is not whole: as much as can be read.
 #[derive(Default, Deserialize)]
