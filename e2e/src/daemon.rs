@@ -195,6 +195,12 @@ impl Daemon {
         self.dir.join("s")
     }
 
+    /// Where its pools are, unless an argument says otherwise.
+    #[must_use]
+    pub fn pools(&self) -> &Path {
+        &self.pools
+    }
+
     /// What it logged so far.
     #[must_use]
     pub fn log(&self) -> String {

@@ -205,6 +205,23 @@ impl Guest {
         Channel::start(&self.channel, command)
     }
 
+    /// Has the guest boot again, with its devices as they are now, and waits until it serves commands. Nothing of what ran in it
+    /// is there any more.
+    ///
+    /// # Errors
+    /// [`LabError::GuestGone`]; [`LabError::Boot`] with the console's end if it does not boot within `limit`.
+    pub fn reboot(&self, limit: Duration) -> Result<()> {
+        let _job = self.spawn("reboot -f")?;
+        match self.channel.greeted(limit) {
+            true => Ok(()),
+            false => Err(LabError::Boot {
+                what: format!("the guest did not boot again within {limit:?}"),
+                console: self.console_tail(BOOT_TAIL),
+                ended: self.channel.is_closed(),
+            }),
+        }
+    }
+
     /// Copies a file of the guest to the host. Large ones are fine: User-mode Linux copies at disk
     /// speed, QEMU through a virtio port of its own.
     ///

@@ -62,6 +62,8 @@ pub struct QemuConfig {
     pub accel: Option<Accel>,
     /// What QEMU finds in its environment besides the test's own.
     pub env: Vec<(String, String)>,
+    /// A machine that boots again goes on; else its QEMU ends.
+    pub reboots: bool,
     /// Time allowed from start to the first command.
     pub boot_limit: Duration,
 }
@@ -81,6 +83,7 @@ impl Default for QemuConfig {
             inherit: Vec::new(),
             env: Vec::new(),
             accel: None,
+            reboots: false,
             boot_limit: Duration::from_secs(300),
         }
     }
@@ -165,7 +168,8 @@ impl Qemu {
         command.envs(config.env.iter().cloned());
         command.args(machine_args(config, accel));
         command
-            .args(["-display", "none", "-nodefaults", "-no-reboot"])
+            .args(["-display", "none", "-nodefaults"])
+            .args((!config.reboots).then_some("-no-reboot"))
             .args([
                 "-m",
                 &config.memory_mib.to_string(),

@@ -4,10 +4,12 @@
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use vnplug_e2e::daemon::{Daemon, counted, label, program};
 use vnplug_e2e::{Lab, Qemu, QemuConfig};
 use vnplug_testing::eventually;
@@ -93,6 +95,75 @@ fn a_vm_of_proxmox_is_attached_while_it_runs() {
     guest.kill();
     call("100", "post-stop");
     assert_eq!(vms(&daemon), 0, "after {last}");
+}
+
+/// As many kills as usual, or with `VNPLUG_LONG=1` as the long run has.
+fn steps() -> u32 {
+    match std::env::var_os("VNPLUG_LONG") {
+        Some(_) => 40,
+        None => 5,
+    }
+}
+
+#[test]
+fn a_hook_that_is_killed_at_any_step_is_made_good_by_the_next_one() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=100"]).unwrap();
+    let guest = Qemu::boot(&lab, QemuConfig::default()).unwrap_or_else(|error| panic!("{error}"));
+    let options = "--allow lab --pool 16M\n";
+    set_up(&lab, &program("vnplug").unwrap(), "100", options);
+    symlink(guest.qmp_path().unwrap(), lab.dir().join("100.qmp")).unwrap();
+    let hook = |phase: &str| {
+        let mut hook = hook(&lab, "proxmox-hook");
+        hook.env("VNPLUG_SOCKET", daemon.socket());
+        hook.args(["100", phase]);
+        hook
+    };
+    let call = |phase: &str| succeeded(&hook(phase).output().unwrap());
+    let timed = |phase: &str| {
+        let begun = Instant::now();
+        (call(phase), begun.elapsed())
+    };
+    // With all that it has started, as a machine's power fails.
+    let killed_after = |phase: &str, time: Duration| {
+        let mut hook = hook(phase);
+        let mut child = hook.process_group(0).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(time);
+        let group = Pid::from_raw(child.id() as i32).unwrap();
+        kill_process_group(group, Signal::KILL).unwrap();
+        let status = child.wait().unwrap();
+        status.signal().is_some()
+    };
+    // A detach of this guest waits: nothing in it answers.
+    let (said, attaching) = timed("post-start");
+    assert!(said.contains("attached"), "{said}");
+    let (_, detaching) = timed("pre-stop");
+    assert_eq!(vms(&daemon), 0);
+    let mut killed = 0;
+    for step in 0..steps() {
+        let part = |whole: Duration| whole * step / steps();
+        killed += u32::from(killed_after("post-start", part(attaching)));
+        let said = call("post-start");
+        assert!(said.contains("attached"), "step {step}: {said}");
+        assert_eq!(vms(&daemon), 1, "step {step}");
+        killed += u32::from(killed_after("pre-stop", part(detaching)));
+        // Twice is once.
+        call("pre-stop");
+        call("pre-stop");
+        assert_eq!(vms(&daemon), 0, "step {step}");
+    }
+    assert!(
+        killed >= steps(),
+        "only {killed} were killed before they were done"
+    );
+    assert!(call("post-start").contains("attached"));
+    guest.kill();
+    // QEMU has gone by itself, and so has who should have said so.
+    killed_after("post-stop", Duration::from_millis(1));
+    call("post-stop");
+    assert_eq!(vms(&daemon), 0);
+    let pools = fs::read_dir(daemon.pools()).unwrap();
+    assert_eq!(pools.count(), 0, "memory of nobody's");
 }
 
 #[test]

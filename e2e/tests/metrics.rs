@@ -330,3 +330,90 @@ fn every_query_of_the_dashboard_has_an_answer_and_alerts_see_real_faults() {
         [] as [Value; 0]
     );
 }
+
+/// Kilobytes that a process has in memory.
+fn resident(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.unwrap()
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .unwrap()
+}
+
+#[test]
+fn a_hundred_clients_at_once_have_whole_answers_and_readers_lose_nothing() {
+    const CLIENTS: usize = 100;
+    const EACH: usize = 5;
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    let daemon = daemon(&lab, &netns);
+    let (metrics, address) = metrics(&lab, &daemon);
+    let mut reader = daemon.port("lab").ring_bytes(8 << 20).open().unwrap();
+    // Ports make answers long.
+    let _ports: Vec<_> = (0..200)
+        .map(|_| daemon.port("lan0").open().unwrap())
+        .collect();
+    let lines = |text: &str| text.lines().filter(|line| !line.starts_with('#')).count();
+    let alone = get(&address, "/metrics");
+    let wanted = lines(&alone);
+    assert!(wanted > 1000 && alone.ends_with('\n'), "{wanted} lines");
+    let pids = [daemon.pid(), metrics.pid()];
+    let before = pids.map(resident);
+    let over = AtomicBool::new(false);
+    let read = thread::scope(|scope| {
+        let reads = scope.spawn(|| {
+            let mut read = 0_u64;
+            loop {
+                let last = over.load(Ordering::Relaxed);
+                while let Next::Packet(packet) = reader.next().unwrap() {
+                    assert_eq!(packet.meta.lost, 0);
+                    read += 1;
+                }
+                if last {
+                    return read;
+                }
+                reader.wait(Some(Duration::from_millis(20))).unwrap();
+            }
+        });
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|_| {
+                scope.spawn(|| {
+                    let ask = |_| {
+                        // The daemon is asked for each of these times.
+                        thread::sleep(Duration::from_millis(600));
+                        get(&address, "/metrics")
+                    };
+                    (0..EACH).map(ask).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let answers = clients.into_iter().map(|client| client.join());
+        let answers: Vec<_> = answers.collect();
+        over.store(true, Ordering::Relaxed);
+        for text in answers.into_iter().flat_map(|it| it.unwrap()) {
+            assert!(text.contains("\nvnplug_up 1.0\n"), "{text}");
+            // As many series as for one; a time of a second more or less is a value.
+            assert_eq!(lines(&text), wanted);
+            assert!(text.ends_with('\n'));
+        }
+        reads.join().unwrap()
+    });
+    assert!(read > 0);
+    assert_eq!(reader.counts().lost, 0);
+    daemon.audit();
+    let after = pids.map(resident);
+    println!(
+        "{} answers of {} bytes; daemon {} to {} kB, vnplug-metrics {} to {} kB",
+        CLIENTS * EACH,
+        alone.len(),
+        before[0],
+        after[0],
+        before[1],
+        after[1]
+    );
+    // A hundred answers at once are one text.
+    assert!(after[0] <= before[0] + (8 << 10), "{before:?} {after:?}");
+    assert!(after[1] <= before[1] + (32 << 10), "{before:?} {after:?}");
+}
