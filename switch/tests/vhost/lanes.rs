@@ -49,7 +49,7 @@ fn lanes_forward_what_is_known_and_each_frame_is_counted_once() {
     assert!(third.drain() <= 2 * 48);
     let lanes = forwarded(&served);
     // The first ones go by the switch, and 10 ms of others.
-    assert!(lanes > 20_000, "{lanes} of 40,000");
+    assert!(lanes > 10_000, "{lanes} of 40,000");
     assert_eq!(served.count("entered"), 40_000);
     assert_eq!(served.count("out_dropped_full"), 0);
     served.check_sums();
@@ -196,12 +196,12 @@ fn an_age_that_is_set_is_that_of_lanes_too() {
     served.check_sums();
 }
 
-/// Bounded, since ports are lent again after 200 ms at most, and looked at then.
+/// Bounded: who is not heard of is not heard of later either.
 #[track_caller]
 fn soon(what: &str, mut is: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !is() {
-        assert!(begin.elapsed() < Duration::from_secs(5), "{what}");
+        assert!(begin.elapsed() < Duration::from_secs(20), "{what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
