@@ -99,8 +99,8 @@ impl Lanes {
         }
     }
 
-    /// Whether somebody has to see every frame, or who is in which VLAN: all lent ports are to be taken back
-    /// if that begins. True if it is another answer than before.
+    /// Whether ports may be lent, as nobody has to see every frame; if not, all are to be taken back. True if it is
+    /// another answer than before.
     #[inline]
     pub(crate) fn open(&mut self, is_open: bool) -> bool {
         std::mem::replace(&mut self.is_open, is_open) != is_open
@@ -124,10 +124,11 @@ impl Lanes {
         self.referrals.forget(number);
         let mut world = self.roads.write();
         let lane = world.take_back(number);
-        let Some(road) = world.remove(number) else {
+        let road = world.remove(number);
+        drop(world);
+        let Some(road) = road else {
             return Carried::default();
         };
-        drop(world);
         if let Some(lane) = lane {
             self.lanes[lane].forget(&*road.guest);
         }

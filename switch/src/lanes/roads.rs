@@ -111,8 +111,8 @@ impl World {
         self.roads[at] = Some(road);
     }
 
+    /// A port is gone that no lane has.
     pub(super) fn remove(&mut self, number: Number) -> Option<Road> {
-        self.take_back(number);
         self.roads.get_mut(usize::from(number))?.take()
     }
 
