@@ -58,6 +58,7 @@ pub mod silent_file;
 pub mod station;
 mod sys;
 pub mod third_party;
+pub mod times;
 pub mod traffic;
 pub mod typed;
 mod uml;

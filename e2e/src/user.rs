@@ -16,8 +16,16 @@ pub const USER: u32 = 54_321;
 /// # Panics
 /// If `does` does, or this is not root.
 pub fn as_user<T: Send + 'static>(does: impl FnOnce() -> T + Send + 'static) -> T {
-    let user = thread::spawn(|| {
-        rustix::thread::set_thread_uid(Uid::from_raw(USER)).expect("root may be anybody");
+    as_uid(USER, does)
+}
+
+/// Does something as the user of this number.
+///
+/// # Panics
+/// If `does` does, or this is not root.
+pub fn as_uid<T: Send + 'static>(uid: u32, does: impl FnOnce() -> T + Send + 'static) -> T {
+    let user = thread::spawn(move || {
+        rustix::thread::set_thread_uid(Uid::from_raw(uid)).expect("root may be anybody");
         does()
     });
     user.join().expect("what the user did")

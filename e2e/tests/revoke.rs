@@ -10,6 +10,7 @@ use vnplug::{Client, Error, GrantAction, GrantKind, Next, Port, Revoke, Whose, c
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, counted, label, value};
 use vnplug_e2e::reading::{end_of, reads_on};
+use vnplug_e2e::times::Times;
 use vnplug_e2e::user::{USER, as_user, open_to_all};
 use vnplug_ring::control::Counted;
 use vnplug_testing::until;
@@ -182,16 +183,6 @@ fn whose_ports_are_meant_are_taken_and_no_others() {
     );
 }
 
-/// What it took to revoke, each time.
-struct Times(Vec<Duration>);
-
-impl Times {
-    fn at(&mut self, percent: usize) -> Duration {
-        self.0.sort_unstable();
-        self.0[(self.0.len() - 1) * percent / 100]
-    }
-}
-
 /// Revokes sending of a port with frames that wait, a thousand times under load. NB: the bound is for a
 /// machine on which other tests run; what it takes alone is in docs/contexts.md.
 #[test]
@@ -223,7 +214,7 @@ fn a_thousand_times_under_load_nothing_of_what_waits_is_sent_and_others_lose_not
         }
     });
     let mut operator = client(&daemon);
-    let mut times = Times(Vec::new());
+    let mut times = Times::default();
     let (mut pending, mut sent) = (0, 0);
     for round in 0..ROUNDS {
         let options = daemon.port("lab").transmit(1 << 18).enabled(false);
@@ -231,7 +222,7 @@ fn a_thousand_times_under_load_nothing_of_what_waits_is_sent_and_others_lose_not
         fill(&mut port, 1400);
         let begun = Instant::now();
         operator.revoke(sending(port.number())).unwrap();
-        times.0.push(begun.elapsed());
+        times.push(begun.elapsed());
         let stats = port.stats().unwrap().host.unwrap();
         let taken = value(&stats, "send_taken");
         pending += value(&stats, "send_dropped_revoked");
