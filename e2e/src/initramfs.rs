@@ -17,6 +17,8 @@ pub(crate) enum Wires {
     Uml,
     /// Two virtio-serial ports, named `lab.cmd` and `lab.data`.
     Qemu,
+    /// None: a container is given its command channel.
+    Given,
 }
 
 /// Writes the initramfs of a guest to `target`; `host_dir` is what `/host` shows under
@@ -65,6 +67,7 @@ pub(crate) fn build(
     archive.file("/etc/passwd", 0o644, b"root::0:0:root:/root:/bin/sh\n");
     archive.file("/etc/group", 0o644, b"root:x:0:\n");
     archive.file("/init", 0o755, include_bytes!("guest/init.sh"));
+    archive.file("/lab/serve.sh", 0o644, include_bytes!("guest/serve.sh"));
     archive.file("/bin/vport", 0o755, include_bytes!("guest/vport.sh"));
 
     let wanted: Vec<&str> = base_modules
@@ -89,6 +92,7 @@ pub(crate) fn build(
             host_dir.display()
         ),
         Wires::Qemu => "LAB_PORT=lab.cmd\n".to_owned(),
+        Wires::Given => String::new(),
     };
     archive.file("/lab/settings", 0o644, settings.as_bytes());
     for file in image.resolve()? {

@@ -4,6 +4,7 @@
 //!   Lab ── a directory that goes away, and a sweep of what killed labs left behind
 //!    ├── Netns        a network namespace: wires (veth), bridges, taps, no stray packet
 //!    ├── Uml::boot    User-mode Linux: a guest at native speed, no KVM needed
+//!    ├── container::start  a rootless container: of the host it has the daemon's socket
 //!    ├── Qemu::boot   a stock QEMU: `pc` or `q35`, KVM where it works, else TCG
 //!    │     └── Guest  run · spawn · pull · push · cpu_time · qmp · kill
 //!    ├── DiskFault    a disk of a guest that fails, loses or stalls when told
@@ -30,6 +31,7 @@ pub mod beside;
 pub mod bombs;
 mod channel;
 mod child;
+pub mod container;
 pub mod containers;
 pub mod daemon;
 pub mod demo;

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use serde_json::Value;
 use vnplug::{Channel, ChannelOptions, Error, Told};
+use vnplug_e2e::attached::{AttachedUml, agent, image, values};
 use vnplug_e2e::daemon::Daemon;
 use vnplug_e2e::third_party::build_c;
 use vnplug_e2e::{Lab, Netns};
-use vnplug_testing::Deadline;
+use vnplug_testing::{Deadline, PATIENCE};
 
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
 
@@ -31,7 +32,7 @@ struct Scene {
     back: Running,
     daemon: Daemon,
     near: Netns,
-    _lab: Lab,
+    lab: Lab,
 }
 
 impl Scene {
@@ -74,7 +75,7 @@ impl Scene {
             back: Running(back),
             daemon,
             near,
-            _lab: lab,
+            lab,
         }
     }
 
@@ -162,6 +163,49 @@ fn programs_are_told_of_the_names_that_they_asked_for() {
         );
     }
     assert_eq!(some.next(Some(Duration::from_millis(200))).unwrap(), None);
+}
+
+#[test]
+fn a_guest_without_the_wire_is_told_of_transactions_as_json() {
+    let scene = Scene::new();
+    let _server = scene.dnsmasq();
+    let uml = AttachedUml::boot(&scene.lab, &scene.daemon, "web", vec![], image().unwrap());
+    let uml = uml.unwrap_or_else(|error| panic!("{error}"));
+    let _agent = agent(&uml.guest).unwrap();
+    let listed = uml
+        .guest
+        .run("vnplug list; vnplug backends", PATIENCE)
+        .unwrap();
+    let listed = listed.text();
+    assert!(
+        listed.contains("dns") && !listed.contains("wire0"),
+        "{listed}"
+    );
+    // By hand, as the example's page has it, and as JSON around its JSON, to look at it.
+    let program = uml
+        .guest
+        .spawn("exec vnplug channel dns --say under.test -c 2 --json 2>&1")
+        .unwrap();
+    let deadline = Deadline::new("the guest is told");
+    while !program.is_done() {
+        deadline.check();
+        scene.dig(&["aside.test"]);
+        scene.dig(&["alias.under.test"]);
+    }
+    let said = program.wait(PATIENCE).unwrap().text();
+    let told: Vec<Value> = values(&said)
+        .map(|it| serde_json::from_str(it["message"].as_str().unwrap()).unwrap())
+        .collect();
+    assert_eq!(told.len(), 2, "{said}");
+    for it in told {
+        assert_eq!(it["name"], "alias.under.test", "{said}");
+        assert_eq!(it["client"], "10.9.0.1");
+        assert_eq!(
+            it["answers"],
+            serde_json::json!(["www.under.test", "192.0.2.7"])
+        );
+        assert!(it["latency_us"].as_u64().is_some(), "{said}");
+    }
 }
 
 #[test]

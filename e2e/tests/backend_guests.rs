@@ -1,5 +1,5 @@
 //! Programs in guests that use a back-end on the host: by the agent, in User-mode Linux and in QEMU, with memory
-//! in the pool and in devices that are plugged for it.
+//! in the pool and in devices that are plugged for it; and the same program, doing the same, in a container.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -10,9 +10,10 @@ use vnplug::{BackEnd, BackEndOptions, Error, Heard};
 use vnplug_e2e::attached::{AttachedUml, agent, everything, image};
 use vnplug_e2e::daemon::Daemon;
 use vnplug_e2e::groups::boot;
-use vnplug_e2e::{Guest, Job, Lab, Machine};
+use vnplug_e2e::user::{USER, open_to_all};
+use vnplug_e2e::{Guest, Job, Lab, Machine, container};
 use vnplug_ring::control::code;
-use vnplug_testing::{PATIENCE, eventually};
+use vnplug_testing::{Deadline, PATIENCE, eventually};
 
 const SOON: Option<Duration> = Some(Duration::from_secs(60));
 
@@ -40,11 +41,12 @@ fn heard(back: &mut BackEnd) -> Heard {
         .expect("the back-end hears something")
 }
 
-fn joined(back: &mut BackEnd, vm: &str) -> u32 {
+/// The channel of a program of `whose`: `vm:NAME`, `uid:N`.
+fn joined(back: &mut BackEnd, whose: &str) -> u32 {
     loop {
         match heard(back) {
             Heard::Joined { channel, who, .. } => {
-                assert_eq!(who, format!("vm:{vm}"));
+                assert_eq!(who, whose);
                 return channel;
             }
             Heard::Left { .. } => {}
@@ -54,7 +56,7 @@ fn joined(back: &mut BackEnd, vm: &str) -> u32 {
 }
 
 /// Messages both ways, from several programs at once, and events.
-fn speaks(guest: &Guest, back: &mut BackEnd, vm: &str) {
+fn speaks(guest: &Guest, back: &mut BackEnd, whose: &str) {
     // Somewhere to read that says nothing and does not end.
     guest.run("mkfifo /tmp/quiet", PATIENCE).unwrap();
     let listed = guest.run("vnplug backends", PATIENCE).unwrap();
@@ -83,7 +85,7 @@ fn speaks(guest: &Guest, back: &mut BackEnd, vm: &str) {
     while left < 3 {
         match heard(back) {
             Heard::Joined { channel, who, .. } => {
-                assert_eq!(who, format!("vm:{vm}"));
+                assert_eq!(who, whose);
                 assert!(open.insert(channel));
             }
             Heard::Message { channel, bytes } => {
@@ -110,7 +112,7 @@ fn speaks(guest: &Guest, back: &mut BackEnd, vm: &str) {
     // The longest message, by whatever the channel is made of.
     let long = "vnplug channel kv -c 1 --say go | wc -c";
     let long = guest.spawn(long).unwrap();
-    let channel = joined(back, vm);
+    let channel = joined(back, whose);
     assert!(matches!(heard(back), Heard::Message { .. }));
     back.send(channel, &[b'x'; vnplug::MAX_SAID]).unwrap();
     assert_eq!(
@@ -172,15 +174,15 @@ fn shows(program: &Job, text: &str) {
 }
 
 /// Memory that a program sees change, and lets go of when it is asked.
-fn shares(guest: &Guest, back: &mut BackEnd, vm: &str) {
+fn shares(guest: &Guest, back: &mut BackEnd, whose: &str) {
     for (writable, how) in [(false, "to read"), (true, "to write")] {
         let program = guest
             .spawn("vnplug channel kv --dump 32 -c 1 <>/tmp/quiet 2>&1")
             .unwrap();
-        let channel = joined(back, vm);
+        let channel = joined(back, whose);
         let began = Instant::now();
         let region = back.share(channel, 1 << 20, writable).unwrap();
-        eprintln!("{vm}: 1 MiB {how} shared in {:?}", began.elapsed());
+        eprintln!("{whose}: 1 MiB {how} shared in {:?}", began.elapsed());
         back.memory(region)
             .unwrap()
             .write(0, b"metrics: 1")
@@ -198,7 +200,7 @@ fn shares(guest: &Guest, back: &mut BackEnd, vm: &str) {
         shown("metrics: 2");
         let began = Instant::now();
         assert!(back.withdraw(region, Duration::from_secs(30)).unwrap());
-        eprintln!("{vm}: withdrawn in {:?}", began.elapsed());
+        eprintln!("{whose}: withdrawn in {:?}", began.elapsed());
         shown("is released");
         back.send(channel, b"bye").unwrap();
         let said = program.wait(PATIENCE).unwrap();
@@ -212,10 +214,10 @@ fn shares(guest: &Guest, back: &mut BackEnd, vm: &str) {
 }
 
 /// A program that is stopped does not let go: its memory is emptied, and when it goes on it sees zeros.
-fn is_emptied(guest: &Guest, back: &mut BackEnd, vm: &str) {
+fn is_emptied(guest: &Guest, back: &mut BackEnd, whose: &str) {
     let command = "vnplug channel kv --dump 32 -c 1 <>/tmp/quiet 2>&1";
     let program = guest.spawn(command).unwrap();
-    let channel = joined(back, vm);
+    let channel = joined(back, whose);
     let region = back.share(channel, 4096, true).unwrap();
     back.memory(region).unwrap().write(0, b"secret").unwrap();
     back.event(channel, 0, 1).unwrap();
@@ -257,10 +259,10 @@ fn programs_in_a_uml_speak_to_a_back_end_and_share_memory_of_the_pool() {
     let uml = uml.unwrap_or_else(|error| panic!("{error}"));
     let _agent = agent(&uml.guest).unwrap();
     let mut back = back_end(&daemon);
-    speaks(&uml.guest, &mut back, "uml");
+    speaks(&uml.guest, &mut back, "vm:uml");
     floods(&uml.guest, &mut back);
-    shares(&uml.guest, &mut back, "uml");
-    is_emptied(&uml.guest, &mut back, "uml");
+    shares(&uml.guest, &mut back, "vm:uml");
+    is_emptied(&uml.guest, &mut back, "vm:uml");
     // All of it is free again.
     let free = || {
         let counters = daemon.counters();
@@ -269,23 +271,34 @@ fn programs_in_a_uml_speak_to_a_back_end_and_share_memory_of_the_pool() {
         value("pool_free") + 4096 == value("pool_bytes")
     };
     eventually("the pool is free", free);
-    // Death of the back-end is told to a program that waits, in the guest, within a tenth of a second.
+    // Death of the back-end is told to a program that waits, in the guest, within a tenth of a second. The guest's shell
+    // says when by a file that we see, too: to ask a guest takes it as long.
+    let told = uml.guest.shared_dir().unwrap().join("told");
     let mut soonest = Duration::MAX;
     for _ in 0..5 {
-        let program = uml.guest.spawn("vnplug channel kv -c 1 <>/tmp/quiet 2>&1");
+        let program = uml.guest.spawn(
+            "vnplug channel kv -c 1 <>/tmp/quiet 2>&1 | \
+             while read -r line; do case $line in '# gone'*) echo >/host/told;; esac; done",
+        );
         let program = program.unwrap();
-        joined(&mut back, "uml");
+        joined(&mut back, "vm:uml");
         let begin = Instant::now();
         drop(back);
-        shows(&program, "# gone");
+        let deadline = Deadline::new("the program is told");
+        while !told.exists() {
+            deadline.check();
+            std::thread::sleep(Duration::from_millis(1));
+        }
         soonest = soonest.min(begin.elapsed());
+        std::fs::remove_file(&told).unwrap();
         // It comes again by itself.
         back = back_end(&daemon);
-        let channel = joined(&mut back, "uml");
+        let channel = joined(&mut back, "vm:uml");
         back.send(channel, b"bye").unwrap();
         assert!(program.wait(PATIENCE).unwrap().success());
         assert!(matches!(heard(&mut back), Heard::Left { .. }));
     }
+    eprintln!("its death is told after {soonest:?}");
     // The others may have had no processor.
     assert!(soonest < Duration::from_millis(100), "{soonest:?}");
     // Death of the guest's agent is told.
@@ -293,7 +306,7 @@ fn programs_in_a_uml_speak_to_a_back_end_and_share_memory_of_the_pool() {
         .guest
         .spawn("vnplug channel kv <>/tmp/quiet 2>&1")
         .unwrap();
-    joined(&mut back, "uml");
+    joined(&mut back, "vm:uml");
     let killed = uml.guest.run(
         "kill -9 $(pidof vnplug | tr ' ' '\\n' | sort -n | head -1)",
         PATIENCE,
@@ -317,7 +330,7 @@ fn a_pool_is_not_a_back_ends_without_the_operators_word() {
         .guest
         .spawn("vnplug channel kv <>/tmp/quiet 2>&1")
         .unwrap();
-    let channel = joined(&mut back, "uml");
+    let channel = joined(&mut back, "vm:uml");
     let Err(Error::Refused {
         code: code::DENIED,
         text,
@@ -328,6 +341,40 @@ fn a_pool_is_not_a_back_ends_without_the_operators_word() {
     assert!(text.contains("pool = true"), "{text}");
     // Messages need no memory.
     back.send(channel, b"hello").unwrap();
+}
+
+#[test]
+fn the_same_program_in_a_container_speaks_and_shares_memory() {
+    let lab = Lab::new().unwrap();
+    let config = open_to_all(&lab, "");
+    let whose = format!("uid:{USER}");
+    let kv = format!("kv,id=85,uid=0,open={whose},memory=8M");
+    let args = ["--config", &config, "--source", "lab=gen,pps=100"];
+    let none = "none,id=9,uid=0";
+    let backends = ["--backend", &kv, "--backend", none];
+    let daemon = Daemon::start(&lab, None, &[&args[..], &backends].concat()).unwrap();
+    let container = container::start(&lab, USER, &daemon.socket(), &image().unwrap());
+    let container = container.unwrap_or_else(|error| panic!("{error}"));
+    // It is one: of the host it has the socket, and no process, interface or user.
+    let is = "ls /run/vnplug; ip -o link | wc -l; id -u; pidof init systemd vnplugd; ls /proc | grep -c '^[0-9]'";
+    let is = container.run(is, PATIENCE).unwrap().text();
+    let [socket, links, user, processes] = is.lines().collect::<Vec<_>>()[..] else {
+        panic!("{is}");
+    };
+    assert_eq!((socket, links, user), ("vnplug.sock", "1", "0"));
+    assert!(processes.parse::<u32>().unwrap() < 20, "{is}");
+    let mut back = back_end(&daemon);
+    speaks(&container, &mut back, &whose);
+    floods(&container, &mut back);
+    shares(&container, &mut back, &whose);
+    is_emptied(&container, &mut back, &whose);
+    // It ends with a program in it, and that is told.
+    let _program = container
+        .spawn("vnplug channel kv <>/tmp/quiet 2>&1")
+        .unwrap();
+    joined(&mut back, &whose);
+    container.kill();
+    assert!(matches!(heard(&mut back), Heard::Left { .. }));
 }
 
 /// Shares so much as soon as what was there before is taken out, or who plugs is there again.
@@ -359,13 +406,14 @@ fn a_running_qemu_gets_memory_of_its_own_and_gives_it_back() {
         let mut plugger = command.spawn().unwrap();
         let _agent = agent(&guest).unwrap();
         let mut back = back_end(&daemon);
-        speaks(&guest, &mut back, vm);
+        let whose = format!("vm:{vm}");
+        speaks(&guest, &mut back, &whose);
         floods(&guest, &mut back);
-        shares(&guest, &mut back, vm);
-        is_emptied(&guest, &mut back, vm);
+        shares(&guest, &mut back, &whose);
+        is_emptied(&guest, &mut back, &whose);
         // What was plugged is taken out: twice the limit goes, one after the other, and more at once does not.
         let program = guest.spawn("vnplug channel kv <>/tmp/quiet 2>&1").unwrap();
-        let channel = joined(&mut back, vm);
+        let channel = joined(&mut back, &whose);
         for _ in 0..4 {
             let region = shares_again(&mut back, channel, 3 << 20);
             let Err(Error::Refused {
