@@ -15,6 +15,8 @@ PROGRAMS = pathlib.Path(
     os.environ.get("VNPLUG_PROGRAMS")
     or pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target") / "debug"
 )
+# The static `vnplug`, for guests.
+GUEST = pathlib.Path(os.environ.get("VNPLUG_GUEST") or ROOT / "target" / "guest") / "bin" / "vnplug"
 LIMIT = 60.0
 
 
@@ -93,3 +95,27 @@ class Test(unittest.TestCase):
         for command in [add, *(f"link set wire{n} arp off multicast off up" for n in (0, 1))]:
             subprocess.run(["ip", "-n", name, *command.split()], check=True)
         return name
+
+    def uml(self, daemon: Daemon, name: str, script: str) -> str:
+        """What a guest of User-mode Linux prints that has the agent, and types this; README says how it is made."""
+        image = daemon.dir / name
+        for place in ("bin", "dev", "proc"):
+            (image / place).mkdir(parents=True)
+        shutil.copy("/bin/busybox", image / "bin")
+        shutil.copy(GUEST, image / "bin")
+        (image / "init").write_text(
+            "#!/bin/busybox sh\n/bin/busybox --install -s /bin\nmount -t devtmpfs none /dev\n"
+            "mount -t proc none /proc\nvnplug agent 2>/dev/null &\n"
+            f"until vnplug list >/dev/null 2>&1; do sleep 0.2; done\n{script}\npoweroff -f\n"
+        )
+        (image / "init").chmod(0o755)
+        archive = daemon.dir / f"{name}.img"
+        pack = f"find . | busybox cpio -o -H newc >{archive}"
+        subprocess.run(["sh", "-c", pack], cwd=image, check=True, stderr=subprocess.DEVNULL)
+        attach = [str(GUEST), "--socket", str(daemon.socket), "attach", "uml", "--name", name, "--"]
+        command = ["linux.uml", "mem=128M", f"initrd={archive}", "con=null", "con0=null,fd:1", "quiet"]
+        guest = subprocess.run(
+            attach + command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            timeout=2 * LIMIT, text=True, errors="replace", check=False,
+        )  # fmt: skip
+        return guest.stdout

@@ -1,5 +1,6 @@
 """The example examples/kv, as an ordinary user, with several programs at once."""
 
+import json
 import os
 import subprocess
 import sys
@@ -53,8 +54,9 @@ class KeyValue(lab.Test):
         self.addCleanup(process.kill)
         return process
 
-    def start(self) -> tuple[lab.Daemon, "subprocess.Popen[str]"]:
+    def start(self, more: str = "") -> tuple[lab.Daemon, "subprocess.Popen[str]"]:
         grant = f'[[backend]]\nid = 85\nname = "kv"\nuid = {USER}\nopen = ["*"]\nmemory = "1MiB"\n'
+        grant += more
         daemon = self.daemon("lab=gen,pps=100", config="socket_mode = 0o666\n" + grant)
         return daemon, self.serve(daemon)
 
@@ -140,6 +142,31 @@ class KeyValue(lab.Test):
         for thread in threads:
             thread.join()
         self.assertEqual(sorted(done), list(range(6)))
+
+    def test_a_guest_keeps_values_and_reads_the_page(self) -> None:
+        daemon, _server = self.start("pool = true\n")
+        with vnplug.Channel("kv", socket=daemon.socket) as kv:
+            self.assertEqual(self.answer(kv, b"set a here"), b"ok")
+            say = "vnplug channel kv -c 1 --say"
+            console = self.uml(daemon, "probe", "\n".join([
+                f"{say} 'set greeting from the guest'",
+                f"{say} 'get greeting'",
+                f"{say} 'get a'",
+                # The page is written within 50 ms, and each change says so by an event.
+                "vnplug channel kv --dump 56 --json --say 'set more x' --duration 1s",
+            ]))  # fmt: skip
+            lines = [line.rstrip() for line in console.splitlines()]
+            said = [line for line in lines if not line.startswith("#")]
+            at = said.index("ok")
+            # Its own values, and not those of the host's user.
+            self.assertEqual(said[at : at + 3], ["ok", "value from the guest", "none"], console)
+            news = [json.loads(line) for line in said[at + 3 :] if line.startswith("{")]
+            self.assertIn({"message": "ok"}, news, console)
+            # What the host wrote into memory that both map: two are connected, three values are kept.
+            page = [it["begins"] for it in news if "begins" in it][-1]
+            self.assertEqual((ord(page[8]), ord(page[16])), (2, 3), console)
+            # The host's user sees in its own page what the guest did.
+            self.assertEqual(metrics(kv.memory(kv.regions[0]))[4], 3)
 
     def test_a_dead_server_is_told_and_its_page_is_zeros(self) -> None:
         daemon, server = self.start()
