@@ -26,7 +26,7 @@ Examples:
   vnplug source add lab=gen,pps=1000
 
 It is written as on the daemon's command line (docs/sources.md). What it needs beyond CAP_NET_RAW the daemon has given up:
-AF_XDP takes the configuration file and a new start. A name with a * is a pattern: every interface that matches is a source
+AF_XDP takes the configuration file and a new start, or change_programs = \"on\". A name with a * is a pattern: every interface that matches is a source
 while it is there.")]
 pub(crate) struct Add {
     /// The source, as with --source of vnplugd: NAME=KIND:WHAT,OPTION=VALUE… or just the name of an interface

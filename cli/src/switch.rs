@@ -67,7 +67,8 @@ Examples:
   vnplug switch add lan1,vhost=/run/vnplug/lan1.sock,uplink=eth1
 
 It is written as on the daemon's command line (docs/switch.md). Its sockets must lie where the daemon's user may make files.
-Uplinks by AF_XDP and twins take rights that the daemon has given up: they need the configuration file and a new start.")]
+Twins take rights that the daemon has given up: they need the configuration file and a new start; and so do uplinks by AF_XDP, but with
+change_programs = \"on\".")]
 pub(crate) struct Add {
     /// The switch, as with --switch of vnplugd: NAME,OPTION=VALUE…
     #[arg(value_name = "SPEC")]

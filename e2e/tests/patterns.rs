@@ -10,7 +10,7 @@ use std::time::Instant;
 use vnplug::{Client, Error, Next, SourceRequest};
 use vnplug_e2e::Lab;
 use vnplug_e2e::Netns;
-use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::reading::{end_of, reads_on};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::user::{USER, as_user, open_to_all};
@@ -273,4 +273,74 @@ fn interfaces_in_crowds_leave_nothing_and_disturb_nobody() {
     assert_eq!(value(source, "kernel_dropped"), 0);
     reads_on(&mut kept);
     assert_eq!(kept.counts().lost, 0);
+}
+
+#[test]
+fn members_and_sources_that_are_added_drop_early_as_others_do() {
+    const FRAMES: u64 = 1000;
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    let args = [
+        "--source",
+        "in*",
+        // The control.
+        "--source",
+        "all*=af_packet,early=no",
+    ];
+    let daemon = Daemon::start(&lab, Some(&netns), &args).unwrap();
+    netns.veth("in0", "far0").unwrap();
+    netns.veth("all0", "far1").unwrap();
+    netns.veth("late0", "far2").unwrap();
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    let text = "late0".to_owned();
+    client
+        .change_sources(SourceRequest::Add { text, keep: false })
+        .unwrap();
+    until_sources(&daemon, &["all0", "in0", "late0"]);
+    let source = |name: &str| {
+        let all = daemon.audit();
+        let mut own = all.into_iter().filter(|it| it.kind == "source");
+        own.find(|it| it.name == name).unwrap()
+    };
+    for (name, far, early) in [
+        ("in0", "far0", true),
+        ("all0", "far1", false),
+        ("late0", "far2", true),
+    ] {
+        let state = || label(&source(name), "early_drop").to_owned();
+        let mut port = daemon
+            .port(name)
+            .filter("udp and dst host 10.9.9.9")
+            .open()
+            .unwrap();
+        let words = if early {
+            "on: 1 filter"
+        } else {
+            "off: as configured"
+        };
+        until("it is so", state, |state| state.starts_with(words));
+        let before = source(name);
+        let sent = netns.enter(|| Stream::new(far, FRAMES).send());
+        assert_eq!(sent.unwrap().unwrap().frames, FRAMES);
+        let during = |what: &str| value(&source(name), what) - value(&before, what);
+        // Others, as of the kernel's own, may come besides.
+        until("all are counted", || during("seen"), |seen| *seen >= FRAMES);
+        let dropped = during("early");
+        assert_eq!(dropped >= FRAMES, early, "{name}: {dropped} dropped early");
+        assert!(matches!(port.next().unwrap(), Next::Nothing));
+        // What is wanted comes.
+        let mut port = daemon.port(name).filter("udp").open().unwrap();
+        netns
+            .enter(|| Stream::new(far, FRAMES).send())
+            .unwrap()
+            .unwrap();
+        let mut read = 0;
+        eventually("the frames come", || {
+            while let Next::Packet(_) = port.next().unwrap() {
+                read += 1;
+            }
+            read >= FRAMES
+        });
+        assert_eq!(port.counts().lost, 0);
+    }
 }

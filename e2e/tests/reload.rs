@@ -351,3 +351,83 @@ fn an_interface_that_comes_later_is_received_by_ports_that_were_open_before() {
     });
     assert_eq!(port.counts().lost, 0);
 }
+
+/// Whether an XDP program is at an interface.
+fn has_xdp(netns: &Netns, interface: &str) -> bool {
+    let said = netns
+        .command("ip")
+        .args(["link", "show", interface])
+        .output()
+        .unwrap();
+    String::from_utf8_lossy(&said.stdout).contains("xdp")
+}
+
+#[test]
+fn sources_of_af_xdp_are_added_where_a_thread_keeps_the_rights_and_say_why_elsewhere() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("va", "vb").unwrap();
+    let args = ["--source", "lab=gen,pps=10"];
+    let daemon = Daemon::start(&lab, Some(&netns), &args).unwrap();
+    let (code, said) = daemon.vnplug(&["source", "add", "va=af_xdp,fallback=no"]);
+    assert!(
+        code != Some(0) && said.contains("change_programs"),
+        "{said}"
+    );
+    let (code, said) = daemon.vnplug(&["source", "add", "va=af_xdp"]);
+    assert_eq!((code, said.as_str()), (Some(0), ""));
+    let listed = daemon.vnplug(&["list"]).1;
+    assert!(listed.contains("packet socket instead of XDP"), "{listed}");
+    drop(daemon);
+
+    let args = [&args[..], &["--change-programs", "on"]].concat();
+    let daemon = Daemon::start(&lab, Some(&netns), &args).unwrap();
+    let vnplug = |words: &[&str]| {
+        let (code, said) = daemon.vnplug(words);
+        assert_eq!((code, said.as_str()), (Some(0), ""), "{words:?}");
+    };
+    let receives = |count: u64| {
+        let mut port = daemon.port("va").filter("udp").open().unwrap();
+        let sent = netns.enter(|| Stream::new("vb", count).send());
+        assert_eq!(sent.unwrap().unwrap().frames, count);
+        let mut read = 0;
+        eventually("the frames come", || {
+            while let Next::Packet(_) = port.next().unwrap() {
+                read += 1;
+            }
+            read == count
+        });
+    };
+    for _ in 0..3 {
+        vnplug(&["source", "add", "va=af_xdp,fallback=no"]);
+        assert!(has_xdp(&netns, "va"));
+        receives(100);
+        daemon.audit();
+        vnplug(&["source", "rm", "va"]);
+        eventually("the program goes with it", || !has_xdp(&netns, "va"));
+    }
+    // What it cannot have is said.
+    let (code, said) = daemon.vnplug(&["source", "add", "va=af_xdp,arena=vm"]);
+    assert!(code != Some(0) && said.contains("arena=vm"), "{said}");
+    // It goes on when its interface was made again.
+    // What its own thread may lock is enough for little memory.
+    vnplug(&["source", "add", "va=af_xdp,fallback=no,frames=1024"]);
+    netns.ip(&["link", "del", "va"]).unwrap();
+    netns.veth("va", "vb").unwrap();
+    // The program is there before its socket is, and frames pass to the host between the two.
+    let rebinds = || {
+        let all = daemon.audit();
+        let own = all.iter().find(|it| it.kind == "source" && it.name == "va");
+        own.map_or(0, |it| value(it, "rebinds"))
+    };
+    until("it is back", rebinds, |count| *count == 1);
+    assert!(has_xdp(&netns, "va"));
+    receives(100);
+    vnplug(&["source", "rm", "va"]);
+    eventually("the program goes with it", || !has_xdp(&netns, "va"));
+    vnplug(&["switch", "add", "lan1,uplink=va/af_xdp"]);
+    assert!(has_xdp(&netns, "va"));
+    vnplug(&["switch", "rm", "lan1"]);
+    eventually("the program goes with it", || !has_xdp(&netns, "va"));
+    daemon.audit();
+}

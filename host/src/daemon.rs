@@ -22,10 +22,10 @@ use vnplug_ring::layout::MAX_SNAPLEN;
 use crate::awake::Awake;
 use crate::config::{Arguments, Config, OnOff};
 use crate::control::{Control, KeptGrants, KeptSources, Setup, Switches};
-use crate::hub::maker::Maker;
+use crate::hub::maker::{Errands, Maker};
 use crate::hub::terms::SendTerms;
 use crate::hub::{Hub, Limits, Twins, user_grant};
-use crate::pattern::Opened;
+use crate::pattern::{OpenPattern, Opened};
 use crate::spec::{LINKTYPE_ETHERNET, Means, OpenSource, SourceSpec};
 use crate::vm::Dirs;
 use crate::vm::arenas::{Unplugged, packet_dir};
@@ -39,6 +39,7 @@ use vnplug_os::socket::{listen, passed_listener};
 use vnplug_os::{privileges, signals};
 use vnplug_path::engine::loader::Loader;
 use vnplug_path::engine::{Pulse, Worker};
+use vnplug_path::source::early::SeatOffice;
 
 /// Runs the daemon until it is told to end. The arguments say what is read again at SIGHUP.
 ///
@@ -170,6 +171,8 @@ fn serve(
         programs: twins.of_sources(),
         entrance: Arc::default(),
         kept: Arc::clone(kept),
+        seats: SeatOffice::default(),
+        errands: Errands::default(),
         is_late: false,
     };
     let mut switches = Switches::new(&config.state_dir);
@@ -213,14 +216,16 @@ fn serve(
         keep.push(Keep::IpcLock);
     }
     let mut early = Vec::new();
-    if open.iter_mut().any(OpenSource::may_drop_early) {
+    let drops = open.iter_mut().any(OpenSource::may_drop_early);
+    if drops || patterns.iter().any(OpenPattern::may_drop_early) {
         early.push(Keep::Bpf);
     }
     if open.iter_mut().any(OpenSource::narrows_xdp) {
         early.push(Keep::NetAdmin);
     }
     let programs = match config.change_programs {
-        OnOff::On => vec![Keep::Bpf, Keep::NetAdmin],
+        // With the last two it opens AF_XDP sources, too.
+        OnOff::On => vec![Keep::Bpf, Keep::NetAdmin, Keep::NetRaw, Keep::IpcLock],
         OnOff::Off => Vec::new(),
     };
     let entrance = Arc::clone(&means.entrance);
@@ -228,6 +233,9 @@ fn serve(
     let enters = enters.then_some(&*entrance);
     let (loader, maker) = give_up_power(&keep, user, early, programs, enters)
         .map_err(|error| format!("cannot give up privileges: {error}"))?;
+    if let Some(loader) = &loader {
+        loader.staff(&means.seats);
+    }
     must_write(&config.state_dir.join("vms"), "--state-dir")?;
     must_write(&config.pool_dir, "--pool-dir")?;
 
@@ -299,6 +307,7 @@ fn serve(
         patterns,
         read_again: Arc::new(read_again),
         user,
+        seats: means.seats.clone(),
         entrance,
         kept: Arc::clone(kept),
         watch,

@@ -120,6 +120,11 @@ impl OpenPattern {
         self.spec.name()
     }
 
+    /// Whether the kernel may drop frames before its sources.
+    pub(crate) fn may_drop_early(&self) -> bool {
+        self.spec.may_drop_early()
+    }
+
     /// Starts its thread, which has this number in what it tells and rings the bell then.
     pub(crate) fn start(
         self,

@@ -30,12 +30,13 @@ use vnplug_frame::witness::Protocol;
 use self::options::Options;
 pub(crate) use self::star::Star;
 pub(crate) use self::switch::is_entrance;
+use crate::hub::maker::Errands;
 use crate::hub::{Early, Source, SourcePrograms};
 use vnplug_os::kept::Kept;
 use vnplug_os::namespace::Entrance;
 use vnplug_path::engine::{self, ThreadOptions, WorkerOptions};
 use vnplug_path::source::af_packet::Interface;
-use vnplug_path::source::early::Seat;
+use vnplug_path::source::early::{Seat, SeatOffice};
 use vnplug_path::source::generator::{Gen, GenConfig};
 use vnplug_path::source::lent::PacketDir;
 use vnplug_path::source::pcap::{PcapConfig, PcapFile, Repeat, Speed};
@@ -69,6 +70,10 @@ pub struct Means {
     pub entrance: Arc<Entrance>,
     /// What the service manager keeps over a restart.
     pub kept: Arc<Kept>,
+    /// Who makes what early drop needs.
+    pub seats: SeatOffice,
+    /// Who opens what takes rights that were given up; nobody: the calling thread does.
+    pub errands: Errands,
     /// The daemon runs, and has given up what it needs no more.
     pub is_late: bool,
 }
@@ -189,7 +194,6 @@ impl SourceSpec {
     /// # Errors
     /// [`SourceError`] if an option is unknown or out of range, or what the kind says.
     pub fn open(&self, means: &Means) -> Result<OpenSource, SourceError> {
-        let files = means.files.as_ref();
         let mut options = Options {
             name: &self.name,
             left: self.options.clone(),
@@ -225,7 +229,7 @@ impl SourceSpec {
         let mut locks_memory = false;
         let (kind, description, queues, ends) = match self.kind.as_str() {
             "af_packet" => af_packet::open(&mut options, &mut interface, means)?,
-            "af_xdp" => af_xdp::open(&mut options, &mut interface, files, program.as_ref())?,
+            "af_xdp" => af_xdp::open(&mut options, &mut interface, means, program.as_ref())?,
             "pcap" => pcap(&mut options)?,
             "gen" => generator(&mut options)?,
             SWITCH => switch::open(&mut options, &mut board, &mut locks_memory, means)?,

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | start | open the configured sources, make directories, raise limits | serve anyone |
 //! | [`drop_all_but`] | keep `CAP_NET_RAW` (an interface that comes back is opened again), for AF_XDP `CAP_IPC_LOCK` (packet memory is locked memory), for early drop `CAP_BPF` | gain anything by exec, change owner, mount, trace |
-//! | [`keep_only`] | `vnplug-early`: `CAP_BPF`, to have the kernel verify filters, and for those of AF_XDP sources with `early=yes` `CAP_NET_ADMIN`; `vnplug-programs`: both, to load operators' programs; all others: the rest | load programs anywhere else |
+//! | [`keep_only`] | `vnplug-early`: `CAP_BPF`, to have the kernel verify filters, and for those of AF_XDP sources with `early=yes` `CAP_NET_ADMIN`; `vnplug-programs`: both, `CAP_NET_RAW` and `CAP_IPC_LOCK`, to load operators' programs and to open AF_XDP sources that are added; all others: the rest | load programs anywhere else |
 //! | [`keep_only`] | `vnplug-netns`, if a source names a network namespace: `CAP_SYS_ADMIN`, to have short-lived threads enter it | do anything but start them |
 #![expect(
     unsafe_code,

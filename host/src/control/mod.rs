@@ -76,6 +76,7 @@ use vnplug_os::memory::leave_to_readers;
 use vnplug_os::namespace::Entrance;
 use vnplug_os::peer_log;
 use vnplug_path::engine::Pulse;
+use vnplug_path::source::early::SeatOffice;
 use waiting::Jobs;
 
 /// How soon it is looked for the answers of queues' threads.
@@ -104,6 +105,8 @@ pub(crate) struct Setup {
     pub(crate) read_again: ReadAgain,
     /// The user (uid, gid) that the daemon became, if it is another one.
     pub(crate) user: Option<(u32, u32)>,
+    /// Who makes what early drop needs.
+    pub(crate) seats: SeatOffice,
     /// By which sources enter network namespaces.
     pub(crate) entrance: Arc<Entrance>,
     /// What the service manager keeps over a restart.
@@ -145,6 +148,7 @@ pub(crate) struct Control {
     patterns: Patterns,
     /// The user (uid, gid) that the daemon became.
     user: Option<(u32, u32)>,
+    seats: SeatOffice,
     entrance: Arc<Entrance>,
     kept: Arc<Kept>,
     watch: Watch,
@@ -190,6 +194,7 @@ impl Control {
             termination,
             pulse,
             user,
+            seats,
         } = setup;
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let sessions = Sessions::new()?;
@@ -217,6 +222,7 @@ impl Control {
             additions: Additions::default(),
             entering: Entering::default(),
             user,
+            seats,
             patterns: Patterns::default(),
             entrance,
             kept,

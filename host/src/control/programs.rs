@@ -15,7 +15,7 @@ use super::session::Over;
 use super::waiting::Whom;
 use crate::config::{Config, program_of};
 use crate::hub::exchange::{Made, Parcels, Rest, Wish, unpacked};
-use crate::hub::maker::Maker;
+use crate::hub::maker::{Errands, Maker};
 use crate::hub::{Owed, Peer, Refusal, Step, TwinGrant};
 use crate::reload::Difference;
 
@@ -44,6 +44,13 @@ impl ProgramChanges {
             maker,
             ..Self::default()
         }
+    }
+
+    /// Who opens what takes the rights that loading programs takes.
+    pub(super) fn errands(&self) -> Errands {
+        self.maker
+            .as_ref()
+            .map_or_else(Errands::default, Maker::errands)
     }
 
     /// Frees what is over, elsewhere if there is somebody.

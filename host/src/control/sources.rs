@@ -173,6 +173,8 @@ impl Control {
             user: self.user,
             entrance: Arc::clone(&self.entrance),
             kept: Arc::clone(&self.kept),
+            seats: self.seats.clone(),
+            errands: self.programs.errands(),
             is_late: true,
             ..Means::default()
         }

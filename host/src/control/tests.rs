@@ -70,6 +70,7 @@ fn a_panic_costs_the_connection_that_led_to_it_and_the_others_are_served() {
             kept_sources: KeptSources::default(),
             patterns: Vec::new(),
             user: None,
+            seats: SeatOffice::default(),
             entrance: Arc::default(),
             kept: Arc::default(),
             watch: Watch::default(),

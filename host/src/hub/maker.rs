@@ -1,4 +1,4 @@
-//! The thread that loads operators' programs while the daemon runs.
+//! The thread that loads operators' programs while the daemon runs, and opens what takes the same rights.
 //!
 //! It alone keeps `CAP_BPF` and `CAP_NET_ADMIN`, and only if the operator allows changes of programs. The kernel's verifier and
 //! the translator may take a second, and a file as long as its disk likes, so neither is for the control thread.
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use vnplug_os::event;
+use vnplug_path::source::SourceError;
 
 use super::exchange::{Made, Wish};
 
@@ -24,6 +25,48 @@ enum Ask {
     Load(Vec<Wish>, Arc<OwnedFd>),
     /// Free something: a program leaves a driver, and memory goes.
     Discard(Box<dyn Send>),
+    /// Do something for a thread that waits.
+    Do(Box<dyn FnOnce() + Send>),
+}
+
+/// What other threads have done here. By default there is nobody, and they do it themselves.
+#[derive(Clone, Default)]
+pub struct Errands(Option<Sender<Ask>>);
+
+impl std::fmt::Debug for Errands {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Errands").field(&self.are_done()).finish()
+    }
+}
+
+impl Errands {
+    /// Whether there is somebody.
+    pub(crate) fn are_done(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Does this with all rights that there are. The calling thread waits, and is none that others wait for.
+    ///
+    /// # Errors
+    /// [`SourceError`]: it panicked, which is a bug.
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, SourceError> {
+        let Some(asks) = &self.0 else {
+            return Ok(work());
+        };
+        let (tell, hear) = channel();
+        let errand = move || {
+            // Who asked waits.
+            let _ = tell.send(work());
+        };
+        // If the thread is gone, so is the errand, and with it what is heard.
+        let _ = asks.send(Ask::Do(Box::new(errand)));
+        hear.recv().map_err(|_| {
+            SourceError::new("the thread that may do it failed, which is a bug: the log says where")
+        })
+    }
 }
 
 impl Maker {
@@ -44,6 +87,11 @@ impl Maker {
     pub(crate) fn load(&self, wishes: Vec<Wish>, bell: &Arc<OwnedFd>) {
         // It is there as long as this.
         let _ = self.asks.send(Ask::Load(wishes, Arc::clone(bell)));
+    }
+
+    /// For what else takes its rights.
+    pub(crate) fn errands(&self) -> Errands {
+        Errands(Some(self.asks.clone()))
     }
 
     /// What was loaded, if it is done.
@@ -72,6 +120,11 @@ fn work(asked: &Receiver<Ask>, tell: &Sender<Result<Vec<Made>, String>>) {
                 event::ring(&bell);
             }
             Ask::Discard(what) => drop(what),
+            Ask::Do(errand) => {
+                if catch_unwind(AssertUnwindSafe(errand)).is_err() {
+                    log::error!(target: "source", "opening a source panicked, which is a bug in vnplugd");
+                }
+            }
         }
     }
 }

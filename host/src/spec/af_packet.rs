@@ -26,6 +26,7 @@ pub(super) fn open(
             kept: Arc::clone(&means.kept),
             name: options.name.to_owned(),
         }),
+        seats: means.seats.clone(),
         ..AfPacketConfig::new(interface)
     };
     let config = self::config(options, config)?;

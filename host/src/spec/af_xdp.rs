@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vnplug_ring::layout::MAX_SNAPLEN;
 
-use super::{LINKTYPE_ETHERNET, Opened, Options};
+use super::{LINKTYPE_ETHERNET, Means, Opened, Options};
 use crate::hub::SourceProgram;
 use vnplug_filter::{Compiler, Program};
 use vnplug_frame::Frame;
@@ -16,13 +16,20 @@ use vnplug_path::source::{Queue, QueueCounters, Received, Seen, SourceError, Tra
 pub(super) fn open(
     options: &mut Options<'_>,
     asked: &mut Option<Interface>,
-    files: Option<&PacketDir>,
+    means: &Means,
     program: Option<&SourceProgram>,
 ) -> Result<Opened, SourceError> {
     let interface = options
         .take("interface")
         .unwrap_or_else(|| options.name.to_owned());
     let waits = options.waits()?;
+    let files = means.files.as_ref();
+    let vm = options.left.get("arena").is_some_and(|it| it == "vm");
+    if vm && means.is_late {
+        return Err(SourceError::new(
+            "arena=vm: files that VMs map are made when the daemon starts: put the source into the configuration, and start it again",
+        ));
+    }
     let (mut config, fallback) = config(options, AfXdpConfig::new(interface), files)?;
     if program.is_some_and(|it| it.program.code().context() != vnplug_twin::Context::Xdp) {
         let what = "the program of an af_xdp source is one with SEC(\"xdp\")";
@@ -31,11 +38,16 @@ pub(super) fn open(
     config.program = program.map(|it| Arc::clone(&it.program));
     options.done()?;
     *asked = Some(Interface::new(config.interface.clone())?);
-    // An XDP program is loaded at the start or never: the rights to do so are given up then.
+    // An XDP program is loaded now or never.
     let is_awaited = waits && fallback && !asked.as_ref().is_some_and(Interface::is_there);
+    let own = config.clone();
     let unfit = match is_awaited {
         true => "the interface does not exist yet".to_owned(),
-        false => match AfXdp::open(config.clone()) {
+        false if means.is_late && !means.errands.are_done() => match fallback {
+            true => TOO_LATE.to_owned(),
+            false => return Err(SourceError::new(TOO_LATE)),
+        },
+        false => match means.errands.run(move || AfXdp::open(own))? {
             Ok(opened) => return Ok(("af_xdp", opened.how, opened.queues, false)),
             Err(unfit) if !fallback || !unfit.xdp_only => return Err(unfit.error),
             Err(unfit) => unfit.to_string(),
@@ -54,6 +66,10 @@ pub(super) fn open(
     }
     Ok(("af_packet", description, queues, false))
 }
+
+/// Why it is not received by XDP.
+const TOO_LATE: &str =
+    "the daemon gave up the rights for XDP after its start; change_programs = \"on\" keeps them";
 
 /// A configuration with what the options say, and whether a packet socket may do instead.
 pub(super) fn config(

@@ -88,6 +88,12 @@ impl SourceSpec {
         Self { checks, ..probe }.open(means).map(drop)
     }
 
+    /// Of a pattern, whether the kernel may drop frames before its sources.
+    pub(crate) fn may_drop_early(&self) -> bool {
+        let early = self.options.get("early").map(String::as_str);
+        !matches!(early, Some("no" | "false" | "off" | "0"))
+    }
+
     /// The network namespace that it names.
     ///
     /// # Errors

@@ -98,9 +98,9 @@ pub(super) fn open(
             }
             Ok(twin.iter().flatten().next().map(Twin::gate))
         })?;
-        if means.is_late && uplink.how == uplink::AF_XDP {
+        if means.is_late && uplink.how == uplink::AF_XDP && !means.errands.are_done() {
             return Err(SourceError::new(format!(
-                "{text}: an uplink by AF_XDP {TOO_LATE}"
+                "{text}: an uplink by AF_XDP {TOO_LATE}; or run it with change_programs = \"on\""
             )));
         }
         *locks_memory |= uplink.how == uplink::AF_XDP;
@@ -119,7 +119,14 @@ pub(super) fn open(
     if twin.is_none() {
         Twin::forget(&config.name, user);
     }
-    let (queue, opened) = Switch::open_with(config, uplinks, twin.flatten())?;
+    // Its sockets are opened here, as those of a source are.
+    let needs_more = means.is_late && uplinks.iter().any(|it| it.how == uplink::AF_XDP);
+    let open = move || Switch::open_with(config, uplinks, twin.flatten());
+    let opened = match needs_more {
+        true => means.errands.run(open)?,
+        false => open(),
+    };
+    let (queue, opened) = opened?;
     *board = Some(opened);
     Ok((SWITCH, description, vec![queue], false))
 }

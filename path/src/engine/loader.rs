@@ -1,15 +1,15 @@
-//! The thread that makes filters for the kernel.
+//! The thread that makes filters for the kernel, and seats for them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::engine::{Command, Line};
-use crate::source::early::{Seat, Standing};
-use vnplug_filter::ebpf::Wanted;
+use crate::source::early::{Seat, SeatOffice, Standing};
+use vnplug_filter::ebpf::{SocketShape, Wanted};
 use vnplug_os::peer_log;
 
 /// Which frames the queues of a source must pass.
@@ -50,6 +50,8 @@ struct Requests {
 struct Pending {
     /// The latest of each source; it replaces an earlier one that was not begun.
     waiting: BTreeMap<usize, Narrowing>,
+    /// Seats that somebody waits for.
+    seats: VecDeque<(SocketShape, Sender<io::Result<Seat>>)>,
     closed: bool,
 }
 
@@ -65,6 +67,20 @@ impl Loader {
                 theirs.work();
             })?;
         Ok(Self { shared })
+    }
+
+    /// From now on seats of this office are made by this thread, at once unless it has a filter verified.
+    pub fn staff(&self, office: &SeatOffice) {
+        let shared = Arc::clone(&self.shared);
+        office.move_to(move |shape| {
+            let (tell, made) = channel();
+            shared.lock().seats.push_back((shape, tell));
+            shared.changed.notify_one();
+            made.recv_timeout(PATIENCE).map_err(|_| {
+                let what = "the thread that may do it does not answer";
+                io::Error::new(io::ErrorKind::TimedOut, what)
+            })?
+        });
     }
 
     /// Asks for a source's filters, soon.
@@ -84,23 +100,8 @@ impl Drop for Loader {
 impl Requests {
     fn work(&self) {
         let mut pause = SETTLE;
-        loop {
-            let mut state = self.lock();
-            while state.waiting.is_empty() && !state.closed {
-                let woken = self.changed.wait(state);
-                state = woken.unwrap_or_else(PoisonError::into_inner);
-            }
-            drop(state);
-            // Changes come in bursts; each costs the verifier's time, at most a fifth of a CPU's.
-            std::thread::sleep(pause);
-            let mut state = self.lock();
-            if state.closed {
-                return;
-            }
-            let Some((_, narrowing)) = state.waiting.pop_first() else {
-                continue;
-            };
-            drop(state);
+        // Changes come in bursts; each costs the verifier's time, at most a fifth of a CPU's.
+        while let Some(narrowing) = self.next(pause) {
             let begun = Instant::now();
             if catch_unwind(AssertUnwindSafe(|| narrow(&narrowing))).is_err() {
                 log::error!(target: "source", "making a kernel filter panicked");
@@ -110,6 +111,37 @@ impl Requests {
                 );
             }
             pause = SETTLE.max(begun.elapsed() * 4);
+        }
+    }
+
+    /// What is to be made next, so long after it is known that there is something; `None`: the thread is to end. Makes seats
+    /// meanwhile.
+    fn next(&self, pause: Duration) -> Option<Narrowing> {
+        let mut state = self.lock();
+        let mut due = None;
+        loop {
+            if state.closed {
+                return None;
+            }
+            if let Some((shape, tell)) = state.seats.pop_front() {
+                drop(state);
+                // Who asked may wait no longer.
+                let _ = tell.send(Seat::socket(shape));
+                state = self.lock();
+                continue;
+            }
+            if state.waiting.is_empty() {
+                let woken = self.changed.wait(state);
+                state = woken.unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let now = Instant::now();
+            let due = *due.get_or_insert(now + pause);
+            if now >= due {
+                return state.waiting.pop_first().map(|(_, narrowing)| narrowing);
+            }
+            let woken = self.changed.wait_timeout(state, due - now);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -171,5 +203,7 @@ fn within_patience<T>(line: &Line, answer: &Receiver<T>) -> Result<T, RecvTimeou
 
 /// How long changes are awaited before a filter is made.
 const SETTLE: Duration = Duration::from_millis(10);
+/// How long a seat is waited for: filters may be verified before it, and a queue's thread be stalled.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How often it is looked whether a thread that does not answer is stalled.
 const LOOK: Duration = Duration::from_millis(100);

@@ -49,6 +49,7 @@ use vnplug_os::bpf::Program;
 use vnplug_ring::layout::MAX_SNAPLEN;
 
 use self::rings::Shares;
+use super::early::SeatOffice;
 use super::{Queue, SourceError};
 
 /// Frames of which direction are received.
@@ -103,6 +104,8 @@ pub struct AfPacketConfig {
     pub offload: bool,
     /// Let the kernel drop what no port wants ([`early`](super::early)).
     pub early: bool,
+    /// Who makes what that needs.
+    pub seats: SeatOffice,
     /// Bytes of frames that may be on their way out; `None`: what the system gives everybody
     /// (`net.core.wmem_default`), which three super-frames fill. More than `net.core.wmem_max` only while
     /// the process has `CAP_NET_ADMIN`.
@@ -143,6 +146,7 @@ impl AfPacketConfig {
             hardware_timestamps: false,
             offload: tells_of_super_frames(),
             early: true,
+            seats: SeatOffice::default(),
             send_bytes: None,
             gate: None,
             lasting: None,

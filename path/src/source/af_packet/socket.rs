@@ -223,7 +223,8 @@ impl Opener {
             return Err("off: as configured".into());
         }
         let direction = self.direction(link);
-        Seat::socket(self.shape(direction)).map_err(|cause| match cause.raw_os_error() {
+        let seat = self.config.seats.socket(self.shape(direction));
+        seat.map_err(|cause| match cause.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => {
                 "off: no permission to use eBPF; it needs root or CAP_BPF".into()
             }

@@ -20,6 +20,8 @@
 //! - **Fail open.** To widen cannot fail. A filter that cannot be put in place leaves one of an older
 //!   generation there, which passes everything.
 //! - **Less is a bit.** A filter whose last port went is put out by a bit, and lit again by it.
+//! - **Made where it may be.** A seat takes the right to use eBPF. Sources that come later, when only the loader
+//!   has it, are opened by threads that ask it for theirs ([`SeatOffice`]).
 //! - **Counted.** A queue's filters count what they drop in memory that stays with the queue,
 //!   whatever filter comes next: `seen = read + dropped + early`.
 //! - **Not needed.** Where the kernel takes no eBPF, or the filters are too many, nothing is
@@ -30,7 +32,7 @@ mod seat;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::SourceError;
-pub use seat::{Loaded, Seat};
+pub use seat::{Loaded, Seat, SeatOffice};
 
 /// The kernel's part in a queue: it drops what no port wants. No call blocks.
 pub trait EarlyDrop {

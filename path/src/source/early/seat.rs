@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::source::af_xdp::{ProgramPlan, Programs};
 use vnplug_filter::ebpf;
@@ -38,6 +38,42 @@ pub(crate) struct SocketFilter {
     program: Program,
     shape: SocketShape,
 }
+
+/// Where seats at packet sockets are made: by whoever opens them, while the process may; later by a thread that may.
+#[derive(Clone, Default)]
+pub struct SeatOffice(Arc<OnceLock<Box<Clerk>>>);
+
+type Clerk = dyn Fn(SocketShape) -> io::Result<Seat> + Send + Sync;
+
+impl SeatOffice {
+    /// From now on they are made so.
+    pub fn move_to(&self, clerk: impl Fn(SocketShape) -> io::Result<Seat> + Send + Sync + 'static) {
+        // Once.
+        let _ = self.0.set(Box::new(clerk));
+    }
+
+    /// Makes one. The calling thread waits, and is none that others wait for.
+    pub(crate) fn socket(&self, shape: SocketShape) -> io::Result<Seat> {
+        match self.0.get() {
+            Some(clerk) => clerk(shape),
+            None => Seat::socket(shape),
+        }
+    }
+}
+
+impl std::fmt::Debug for SeatOffice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SeatOffice").finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for SeatOffice {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for SeatOffice {}
 
 impl Seat {
     /// At a packet socket; needs `CAP_BPF` where the kernel lets nobody else use eBPF.
