@@ -78,6 +78,7 @@ impl Attach {
             allow: self.vm.allow.clone(),
             owner: fresh_owner()?,
             groups: Vec::new(),
+            stays_for: None,
         };
         let ready = client.attach_vm(spec.clone())?;
         let ended = if self.print {

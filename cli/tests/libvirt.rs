@@ -291,6 +291,8 @@ fn a_definition_has_the_devices_until_they_are_detached() {
     let (code, out, err) = on("attach");
     assert!(code == 0 && out.contains("when it starts"), "{out}{err}");
     assert_eq!((lines("config"), lines("live")), (2, 0));
+    // By QEMU's user the daemon has it ready again when the host has booted.
+    assert_eq!(daemon.asked().stays_for, Some(0));
     let (code, out, err) = on("attach");
     assert!(code == 0 && out.contains("nothing to do"), "{out}{err}");
     // It runs, and the daemon has another pool than before.

@@ -92,6 +92,7 @@ pub fn uml_spec(name: &str, pool_bytes: u64, allow: Vec<Grant>) -> VmSpec {
         allow,
         owner: 0,
         groups: Vec::new(),
+        stays_for: None,
     }
 }
 

@@ -63,6 +63,7 @@ impl Guest {
                 allow: Vec::new(),
                 owner: 9,
                 groups: Vec::new(),
+                stays_for: None,
             })
             .unwrap();
         plugger.offer_growth("slow", 64 << 20, false).unwrap();

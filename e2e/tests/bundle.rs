@@ -54,6 +54,7 @@ fn vm() -> VmSpec {
         }],
         owner: 0,
         groups: Vec::new(),
+        stays_for: None,
     }
 }
 

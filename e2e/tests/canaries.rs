@@ -157,6 +157,7 @@ fn nobody_finds_a_frame_of_a_source_that_it_may_not_see() {
                 }],
                 owner: 1,
                 groups: Vec::new(),
+                stays_for: None,
             };
             let ready = operator.attach_vm(spec).unwrap();
             let pool = File::open(&ready.pool_path).unwrap();

@@ -43,6 +43,7 @@ fn vm(daemon: &Daemon, name: &str) -> VmReady {
         allow,
         owner: 0,
         groups: Vec::new(),
+        stays_for: None,
     };
     operator.attach_vm(spec).expect("a VM")
 }
@@ -276,6 +277,7 @@ fn a_running_vm_is_its_owners_alone() {
         }],
         owner,
         groups: Vec::new(),
+        stays_for: None,
     };
     let taken = |result: Result<VmReady, vnplug::Error>| {
         let text = result.expect_err("it is refused").to_string();

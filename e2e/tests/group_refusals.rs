@@ -57,6 +57,7 @@ fn who_is_granted_something_else_is_in_no_group_of_before() {
             }],
             owner: 7,
             groups: Vec::new(),
+            stays_for: None,
         };
         operator.attach_vm(spec).unwrap()
     };
@@ -161,6 +162,7 @@ fn an_arena_that_the_vms_pool_does_not_hold_takes_nothing_of_it() {
         }],
         owner: 0,
         groups: Vec::new(),
+        stays_for: None,
     };
     let ready = operator.attach_vm(spec).unwrap();
     let mut agent = Raw::connect(ready.control_path.as_ref());

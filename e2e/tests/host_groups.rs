@@ -37,6 +37,7 @@ fn spec(name: &str, filter: &str, groups: &[(&str, &str, u64)]) -> VmSpec {
         }],
         owner: 7,
         groups: groups.iter().map(group).collect(),
+        stays_for: None,
     }
 }
 

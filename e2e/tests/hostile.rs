@@ -228,6 +228,7 @@ fn a_truncated_pool_costs_its_vm_and_nobody_else() {
             }],
             owner: 0,
             groups: Vec::new(),
+            stays_for: None,
         };
         let ready = operator.attach_vm(spec.clone()).expect("a VM");
         let control = std::path::Path::new(&ready.control_path);

@@ -68,6 +68,7 @@ fn spec(name: &str, pool_bytes: u64) -> VmSpec {
         allow: Vec::new(),
         owner: 3,
         groups: Vec::new(),
+        stays_for: None,
     }
 }
 

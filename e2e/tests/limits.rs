@@ -208,6 +208,7 @@ fn spec(name: &str, pool_bytes: u64, vectors: u32) -> VmSpec {
         allow: Vec::new(),
         owner: 0,
         groups: Vec::new(),
+        stays_for: None,
     }
 }
 

@@ -69,6 +69,7 @@ fn rates_losses_and_a_restart_are_those_of_the_daemon() {
         allow: Vec::new(),
         owner: 0,
         groups: Vec::new(),
+        stays_for: None,
     };
     operator.attach_vm(spec).unwrap();
     let (_page, address) = page(&lab, &daemon, None);

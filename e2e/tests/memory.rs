@@ -32,6 +32,7 @@ fn spec(name: &str, pool_bytes: u64) -> VmSpec {
         allow,
         owner: 0,
         groups: Vec::new(),
+        stays_for: None,
     }
 }
 

@@ -79,6 +79,7 @@ fn daemon(lab: &Lab, netns: &Netns) -> Daemon {
         allow: Vec::new(),
         owner: 0,
         groups: Vec::new(),
+        stays_for: None,
     };
     operator.attach_vm(spec).unwrap();
     daemon

@@ -276,6 +276,7 @@ fn vm(name: &str) -> VmSpec {
         allow: Vec::new(),
         owner: 0,
         groups: Vec::new(),
+        stays_for: None,
     }
 }
 

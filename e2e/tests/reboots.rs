@@ -2,13 +2,17 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
-use vnplug_e2e::attached::{agent, image, plug, summary};
+use vnplug::Client;
+use vnplug_e2e::attached::{agent, everything, image, plug, summary};
 use vnplug_e2e::daemon::{Daemon, counted, label, value};
 use vnplug_e2e::user::{USER, as_user, open_to_all};
 use vnplug_e2e::{Guest, Lab, Qemu, QemuConfig};
+use vnplug_ring::control::{VIRTIO_PORT_NAME, VmKind, VmReady, VmSpec};
 use vnplug_testing::{PATIENCE, eventually, until};
 
 /// How long a guest may take to boot where it is emulated.
@@ -60,6 +64,24 @@ fn a_guest_that_boots_again_reads_again_and_nothing_is_done_on_the_host() {
     assert_eq!(vms.len(), 1);
 }
 
+fn empty(dir: &Path) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let removed = fs::remove_file(&path);
+        removed.or_else(|_| fs::remove_dir_all(&path)).unwrap();
+    }
+}
+
+/// The host boots: nothing of a daemon that was killed is left in memory, and the record of a VM is of another boot.
+fn boot(daemon: &Daemon, record: &Path) {
+    fs::remove_file(daemon.socket()).unwrap();
+    empty(daemon.pools());
+    let text = fs::read_to_string(record).unwrap();
+    let boot = text.lines().find(|line| line.starts_with("boot = "));
+    let other = text.replace(boot.unwrap(), "boot = \"another\"");
+    fs::write(record, other).unwrap();
+}
+
 fn ports(daemon: &Daemon) -> usize {
     let all = daemon.audit();
     all.iter().filter(|it| it.kind == "port").count()
@@ -96,22 +118,9 @@ fn after_a_boot_of_the_host_everything_is_there_again_from_its_files() {
     // The power fails: nothing ends in order, and what lay in memory is gone.
     daemon.kill();
     guest.kill();
-    let socket = daemon.socket();
-    let empty = |dir: &std::path::Path| {
-        for entry in fs::read_dir(dir).unwrap() {
-            let path = entry.unwrap().path();
-            let removed = fs::remove_file(&path);
-            removed.or_else(|_| fs::remove_dir_all(&path)).unwrap();
-        }
-    };
     empty(&run);
-    fs::remove_file(&socket).unwrap();
-    empty(daemon.pools());
     let record = state.join("vms/probe.toml");
-    let text = fs::read_to_string(&record).unwrap();
-    let boot = text.lines().find(|line| line.starts_with("boot = "));
-    let other = text.replace(boot.unwrap(), "boot = \"another\"");
-    fs::write(&record, other).unwrap();
+    boot(&daemon, &record);
     daemon.launch().unwrap();
     let all = daemon.audit();
     let mut names: Vec<_> = all.iter().filter(|it| it.kind == "source").collect();
@@ -135,4 +144,89 @@ fn after_a_boot_of_the_host_everything_is_there_again_from_its_files() {
     plug(&daemon, &guest, "probe", &[]).unwrap();
     let vm = counted(&daemon.audit(), "vm").clone();
     assert!(label(&vm, "state") != "broken" && value(&vm, "pool_bytes") > 0);
+}
+
+/// What libvirt tells QEMU of a domain's definition with these devices in it.
+fn defined(ready: &VmReady) -> Vec<String> {
+    let VmReady {
+        pool_path,
+        pool_len,
+        control_path,
+        ..
+    } = ready;
+    let words = [
+        "-object".to_owned(),
+        format!("memory-backend-file,id=shm,share=on,mem-path={pool_path},size={pool_len}"),
+        "-device".to_owned(),
+        "ivshmem-plain,memdev=shm".to_owned(),
+        "-chardev".to_owned(),
+        format!("socket,id=control,path={control_path},reconnect=1"),
+        "-device".to_owned(),
+        "virtio-serial-pci,id=serial".to_owned(),
+        "-device".to_owned(),
+        format!("virtserialport,bus=serial.0,chardev=control,name={VIRTIO_PORT_NAME}"),
+    ];
+    words.to_vec()
+}
+
+#[test]
+fn a_machine_with_the_devices_in_its_definition_reads_after_a_boot_of_the_host() {
+    let lab = Lab::new().unwrap();
+    let state = lab.dir().join("state");
+    let config = format!(
+        "state_dir = \"{}\"\n[[source]]\nname = \"lab\"\nkind = \"gen\"\npps = 2000\n",
+        state.display()
+    );
+    let config = open_to_all(&lab, &config);
+    let mut daemon = Daemon::start(&lab, None, &["--config", &config]).unwrap();
+    let spec = VmSpec {
+        name: "probe".into(),
+        kind: VmKind::Qemu,
+        pool_bytes: 16 << 20,
+        vectors: 0,
+        allow: everything(),
+        owner: 9,
+        groups: Vec::new(),
+        stays_for: Some(USER),
+    };
+    let attach = |daemon: &Daemon| {
+        let mut client = Client::connect_to(&daemon.socket()).unwrap();
+        client.attach_vm(spec.clone()).unwrap()
+    };
+    let ready = attach(&daemon);
+    let record = state.join("vms/probe.toml");
+    daemon.kill();
+    boot(&daemon, &record);
+    daemon.launch().unwrap();
+    assert_eq!(label(counted(&daemon.audit(), "vm"), "state"), "waiting");
+    let pool = ready.pool_path.clone();
+    let open = move || fs::File::options().read(true).write(true).open(pool);
+    as_user(open).expect("QEMU's user may have it");
+    let mode = fs::metadata(&ready.pool_path).unwrap().mode();
+    assert_eq!(mode & 0o007, 0, "others may not");
+    let config = QemuConfig {
+        image: image().unwrap(),
+        qemu_args: defined(&ready),
+        ..QemuConfig::default()
+    };
+    let guest = Qemu::boot(&lab, config).unwrap_or_else(|error| panic!("{error}"));
+    let _job = agent(&guest).unwrap();
+    reads(&guest);
+    guest.kill();
+
+    // The control: a machine that is started before the daemon makes the file itself, and what is in it nobody reads.
+    daemon.kill();
+    boot(&daemon, &record);
+    let file = fs::File::create(&ready.pool_path).unwrap();
+    file.set_len(ready.pool_len).unwrap();
+    std::os::unix::fs::chown(&ready.pool_path, Some(USER), None).unwrap();
+    daemon.launch().unwrap();
+    assert_eq!(label(counted(&daemon.audit(), "vm"), "state"), "broken");
+    let log = daemon.log();
+    assert!(
+        log.contains("was started before the daemon: attach it again"),
+        "{log}"
+    );
+    assert_ne!(attach(&daemon).pool_path, ready.pool_path);
+    assert_ne!(label(counted(&daemon.audit(), "vm"), "state"), "broken");
 }

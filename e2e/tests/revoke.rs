@@ -411,6 +411,7 @@ fn a_vms_grants_are_taken_also_those_of_its_attachment() {
         }],
         owner: 5,
         groups: Vec::new(),
+        stays_for: None,
     };
     operator.attach_vm(spec).unwrap();
     let (channel, theirs) = UnixStream::pair().unwrap();

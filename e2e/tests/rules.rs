@@ -362,6 +362,7 @@ fn a_guest_may_have_as_many_rules_as_others_can_bear() {
         allow: everything(),
         owner: 5,
         groups: Vec::new(),
+        stays_for: None,
     };
     let mut client = Client::connect_to(&daemon.socket()).unwrap();
     client.attach_vm(spec).unwrap();
@@ -422,6 +423,7 @@ fn an_application_in_a_guest_has_its_rules_run_on_the_host() {
         allow: everything(),
         owner: 77,
         groups: Vec::new(),
+        stays_for: None,
     };
     let mut client = Client::connect_to(&daemon.socket()).unwrap();
     let ready = client.attach_vm(spec).unwrap();

@@ -194,6 +194,7 @@ fn sending_needs_a_grant_of_its_own_and_a_source_that_sends() {
         }],
         owner: 5,
         groups: Vec::new(),
+        stays_for: None,
     };
     let mut client = Client::connect_to(&daemon.socket()).unwrap();
     let ready = client.attach_vm(spec).unwrap();

@@ -27,6 +27,7 @@ fn attach(operator: &mut Client, name: &str) -> VmReady {
         allow: Vec::new(),
         owner: 1,
         groups: Vec::new(),
+        stays_for: None,
     };
     operator.attach_vm(spec).expect("a VM")
 }

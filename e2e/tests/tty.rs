@@ -26,6 +26,7 @@ fn attached(lab: &Lab) -> (Daemon, Client, Raw) {
         allow: Vec::new(),
         owner: 5,
         groups: Vec::new(),
+        stays_for: None,
     };
     operator.attach_vm(spec).expect("a VM");
     let (ours, theirs) = UnixStream::pair().expect("a pair");

@@ -22,6 +22,7 @@ fn attach(daemon: &Daemon, name: &str, kind: VmKind, owner: u64) -> Result<(), S
         }],
         owner,
         groups: Vec::new(),
+        stays_for: None,
     };
     let mut client = Client::connect_to(&daemon.socket()).unwrap();
     let attached = client.attach_vm(spec);

@@ -81,6 +81,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         allow: Vec::new(),
         owner: 0,
         groups: Vec::new(),
+        stays_for: None,
     };
     vec![
         ("Hello, request 1", hello, 1, 0),

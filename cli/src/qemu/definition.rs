@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use vnplug::Client;
-use vnplug_ring::control::{VIRTIO_PORT_NAME, VmReady};
+use vnplug_ring::control::{VIRTIO_PORT_NAME, VmReady, VmSpec};
 
 use super::access::{self, Owner};
 use super::attach::Attach;
@@ -131,7 +131,11 @@ impl Attach {
         };
         let mut client = connect()?;
         let owner = domain.owner()?;
-        let ready = client.attach_vm(self.spec(owner))?;
+        let ready = client.attach_vm(VmSpec {
+            // The daemon has it ready again after a boot of the host, before the domain starts.
+            stays_for: Some(user.uid),
+            ..self.spec(owner)
+        })?;
         let done = self.write(&domain, &ready, user);
         if done.is_err()
             && domain

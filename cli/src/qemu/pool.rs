@@ -154,6 +154,7 @@ impl Attach {
             allow: self.vm.allow.clone(),
             owner,
             groups: self.groups.clone(),
+            stays_for: None,
         }
     }
 

@@ -32,6 +32,8 @@ pub(crate) struct Daemon {
 #[derive(Default)]
 struct State {
     vms: Vec<VmSpec>,
+    /// The latest that was asked for, whatever was answered.
+    asked: Option<VmSpec>,
     adopted: Vec<(String, OwnedFd)>,
     answers: Vec<(u8, Message)>,
     connections: Vec<UnixStream>,
@@ -70,6 +72,10 @@ impl Daemon {
         state.vms.iter().find(|vm| vm.name == name).unwrap().clone()
     }
 
+    pub(crate) fn asked(&self) -> VmSpec {
+        self.state.lock().unwrap().asked.clone().unwrap()
+    }
+
     pub(crate) fn take_adopted(&self) -> Option<(String, OwnedFd)> {
         self.state.lock().unwrap().adopted.pop()
     }
@@ -105,6 +111,9 @@ impl Daemon {
 
     fn handle(&self, message: Message, fds: &mut Vec<OwnedFd>) -> Message {
         let mut state = self.state.lock().unwrap();
+        if let Message::AttachVm(spec) = &message {
+            state.asked = Some(spec.clone());
+        }
         let canned = state
             .answers
             .iter()

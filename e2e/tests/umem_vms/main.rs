@@ -39,6 +39,7 @@ fn spec(name: &str, filter: &str, arena_bytes: u64) -> VmSpec {
             source: "wire1".into(),
             arena_bytes,
         }],
+        stays_for: None,
     }
 }
 

@@ -224,6 +224,7 @@ fn what_only_operators_may_is_refused_by_the_agent_itself() {
         allow: Vec::new(),
         owner: 0,
         groups: Vec::new(),
+        stays_for: None,
     };
     let denied = Err(Error::Refused {
         code: code::DENIED,

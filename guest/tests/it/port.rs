@@ -451,6 +451,7 @@ fn a_client_asks_for_everything_else() {
         allow: Vec::new(),
         owner: 0,
         groups: Vec::new(),
+        stays_for: None,
     };
     assert_eq!(client.attach_vm(spec).unwrap().pool_path, "/pool/vm");
     let (one, _two) = std::os::unix::net::UnixStream::pair().unwrap();

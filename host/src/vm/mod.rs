@@ -11,6 +11,7 @@ mod dirs;
 pub(crate) mod doorbell;
 mod plan;
 pub(crate) mod record;
+mod stay;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
@@ -97,6 +98,7 @@ impl Vm {
             let text = record::read(&path);
             let said = text.as_deref().unwrap_or_default().to_owned();
             if let Ok(record) = toml::from_str::<Record>(&said)
+                && record.stays_for.is_none()
                 && record.is_of_another_boot()
             {
                 let name = &record.name;
@@ -114,7 +116,10 @@ impl Vm {
             known.extend(files.filter_map(|it| Some(it.file_name()?.to_owned())));
             let loaded = text
                 .and_then(|text| toml::from_str::<Record>(&text).map_err(io::Error::other))
-                .and_then(|record| Self::reopen(record, dirs));
+                .and_then(|record| match record.is_of_another_boot() {
+                    true => Self::after_boot(record, dirs),
+                    false => Self::reopen(record, dirs),
+                });
             match loaded {
                 Ok(vm) => vms.push(vm),
                 Err(error) => {
@@ -129,10 +134,7 @@ impl Vm {
     }
 
     fn reopen(record: Record, dirs: &Dirs) -> io::Result<Self> {
-        check_name("VM", &record.name).map_err(|refusal| io::Error::other(refusal.text))?;
-        dirs::check_pool(&record.pool, &record.name)?;
-        plan::check_pool_bytes(record.kind(), record.pool_bytes)
-            .map_err(|refusal| io::Error::other(refusal.text))?;
+        record.check()?;
         let pool = pool_file(&record.pool, record.file_len(), false, &|| true)?;
         // The guest can write its pool: of an old header only the number is taken, which the guest
         // compares with what its own channel says.
@@ -294,6 +296,7 @@ impl Vm {
             allow: spec.allow.iter().map(grant).collect(),
             owner: spec.owner.to_string(),
             held: None,
+            stays_for: spec.stays_for,
             ..self.record.clone()
         };
         // What a restarted daemon would not know is not so now.

@@ -47,6 +47,10 @@ impl VmPlan {
             let what = "a VM with a virtio-pmem device has no doorbell and no groups of the host";
             return Err(Refusal::new(code::INVALID, what));
         }
+        if spec.stays_for.is_some() && (spec.kind != VmKind::Qemu || !groups.is_empty()) {
+            let what = "only a QEMU with an ivshmem device, without groups of the host, stays over a boot of the host";
+            return Err(Refusal::new(code::INVALID, what));
+        }
         if spec.vectors > doorbell::MAX_VECTORS {
             let what = format!(
                 "{} vectors; at most {}",
@@ -74,6 +78,7 @@ impl VmPlan {
             pmem: spec.kind == VmKind::QemuPmem,
             held: None,
             boot: this_boot(),
+            stays_for: spec.stays_for,
         };
         Ok(Self { record, new_groups })
     }

@@ -12,6 +12,7 @@ use vnplug_ring::pool::PoolHeader;
 
 use super::arenas::GroupRecord;
 use super::dirs::{Dirs, check_pool, record_path, records, remove_all};
+use super::plan::{check_name, check_pool_bytes};
 
 /// What is written down of a VM, to be read by the next daemon, which may be an older one.
 ///
@@ -44,6 +45,9 @@ pub(super) struct Record {
     /// In which boot of the host it was attached; empty: it is not known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) boot: String,
+    /// Its devices are in the definition of a machine that runs as this user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) stays_for: Option<u32>,
 }
 
 impl Record {
@@ -63,6 +67,14 @@ impl Record {
             (false, true) => VmKind::QemuPmem,
             (false, false) => VmKind::Qemu,
         }
+    }
+
+    /// Refuses what no daemon can have written.
+    pub(super) fn check(&self) -> io::Result<()> {
+        check_name("VM", &self.name).map_err(|refusal| io::Error::other(refusal.text))?;
+        check_pool(&self.pool, &self.name)?;
+        check_pool_bytes(self.kind(), self.pool_bytes)
+            .map_err(|refusal| io::Error::other(refusal.text))
     }
 
     /// The first page of its pool, whose number is `id`.

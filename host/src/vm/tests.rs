@@ -26,6 +26,7 @@ fn spec(name: &str) -> VmSpec {
         allow,
         owner: 7,
         groups: Vec::new(),
+        stays_for: None,
     }
 }
 
@@ -88,6 +89,50 @@ fn a_vm_that_was_forgotten_has_another_file_when_it_comes_again() {
         ready.pool_path
     };
     assert_ne!(file(), file());
+    std::fs::remove_dir_all(&dirs.state).unwrap();
+}
+
+#[test]
+fn what_stays_is_made_again_after_a_boot_and_the_rest_is_forgotten() {
+    let dirs = dirs("boot");
+    let us = rustix::process::geteuid().as_raw();
+    let wanted = VmSpec {
+        stays_for: Some(us),
+        ..spec("probe")
+    };
+    let ready = |vm: Vm| {
+        let ready = vm.ready(&dirs.state);
+        end(vm, &dirs);
+        ready
+    };
+    let boots = |pool: &[u8]| {
+        let path = record_path(&dirs.state, "probe");
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replace(&record::this_boot(), "another")).unwrap();
+        let [file] = dirs.pools_of("probe").try_into().unwrap();
+        std::fs::remove_file(&file).unwrap();
+        if !pool.is_empty() {
+            std::fs::write(file, pool).unwrap();
+        }
+        Vm::load_all(&dirs).0
+    };
+    let first = ready(create(&wanted, &dirs).unwrap());
+    // Also when a daemon was killed while it made the file, or just after that.
+    for pool in [0, 4096, 1 << 20] {
+        let again = boots(&vec![7; pool]).pop().unwrap();
+        assert_eq!(PoolHeader::read(&again.region).unwrap().name, "probe");
+        assert_eq!(ready(again), first);
+        // It is of this boot now.
+        assert_eq!(ready(Vm::load_all(&dirs).0.pop().unwrap()), first);
+    }
+    Vm::load_all(&dirs).0.pop().unwrap().dissolve(&dirs.state);
+    drop(create(&spec("probe"), &dirs).unwrap());
+    assert!(boots(&[]).is_empty() && !record_path(&dirs.state, "probe").exists());
+    let impossible = VmSpec {
+        kind: VmKind::Uml,
+        ..wanted
+    };
+    assert!(create(&impossible, &dirs).is_err());
     std::fs::remove_dir_all(&dirs.state).unwrap();
 }
 

@@ -34,6 +34,9 @@ pub struct VmSpec {
     /// Groups of the host that it may join: for each it gets a device with the arena, read-only. QEMU
     /// only.
     pub groups: Vec<HostGroup>,
+    /// Its devices are in the definition of a machine that QEMU runs as this user: after a boot of the host the VM is there
+    /// again, with an empty pool in the same file, which that user may open. QEMU only, without groups of the host.
+    pub stays_for: Option<u32>,
 }
 
 /// A group of the host: its arena is a file of its own, which several VMs map, none of them for
@@ -86,12 +89,15 @@ impl VmSpec {
         });
         w.u64(self.owner);
         // A daemon that knows none refuses those who ask for one, and nobody else.
-        if !self.groups.is_empty() {
+        if !self.groups.is_empty() || self.stays_for.is_some() {
             w.list(&self.groups, |w, group| {
                 w.text(&group.name);
                 w.text(&group.source);
                 w.u64(group.arena_bytes);
             });
+        }
+        if let Some(uid) = self.stays_for {
+            w.u32(uid);
         }
     }
 
@@ -117,6 +123,10 @@ impl VmSpec {
                         arena_bytes: r.u64("arena_bytes")?,
                     })
                 })?,
+            },
+            stays_for: match r.is_over() {
+                true => None,
+                false => Some(r.u32("stays_for")?),
             },
         })
     }

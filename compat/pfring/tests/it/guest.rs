@@ -23,6 +23,7 @@ fn boot(lab: &Lab, daemon: &Daemon, image: Image) -> (Guest, UnixStream) {
         allow: vec![grant],
         owner: 7,
         groups: Vec::new(),
+        stays_for: None,
     };
     let mut client = Client::connect_to(&daemon.socket()).unwrap();
     let ready = client.attach_vm(spec).unwrap();
