@@ -285,7 +285,7 @@ impl Region {
 
     /// Asks the CPU to own the cache line at `offset` for writing. A hint, as [`prefetch`](Self::prefetch).
     #[inline]
-    pub(crate) fn prefetch_write(&self, offset: u64) {
+    pub fn prefetch_write(&self, offset: u64) {
         #[cfg(target_arch = "x86_64")]
         {
             let at = self.base.as_ptr().wrapping_add(offset as usize);

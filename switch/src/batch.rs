@@ -179,6 +179,12 @@ impl Batch {
         self.push_all_or_begin(len, offload, None, fill)
     }
 
+    /// Whether the rest of a frame of so many bytes stays where it is.
+    #[inline]
+    pub(crate) fn would_leave(&self, len: usize) -> bool {
+        self.leaves && len >= LEAST
+    }
+
     /// As [`push`](Self::push), of a frame of which all but [`BEGIN`] stays where it is if it is long; false
     /// also if the rest is not there. `fill` writes as much of it as it is given.
     #[inline]
@@ -190,7 +196,7 @@ impl Batch {
         fill: impl FnOnce(&mut [u8]) -> bool,
     ) -> bool {
         let mut tail = None;
-        if self.leaves && len >= LEAST {
+        if self.would_leave(len) {
             tail = rest(&mut self.tails);
             if tail.is_none() {
                 return false;

@@ -77,6 +77,13 @@ impl Way {
         [(plain, begin..split), (tagged, split..end)]
     }
 
+    /// The only place where it goes, if there is one only, and it goes there as it entered.
+    #[inline]
+    pub(crate) fn only(&self) -> Option<usize> {
+        let is_kept = self.split == self.end && matches!(self.edits[0], Edit::Keep);
+        (is_kept && self.count() == 1).then_some(self.begin as usize)
+    }
+
     #[inline]
     fn count(&self) -> u32 {
         self.end - self.begin

@@ -163,14 +163,12 @@ impl Switch {
             let Some(link) = &mut port.link else {
                 continue;
             };
-            let first = batch.len();
+            let (frames, bytes) = (batch.len(), batch.bytes());
             batch.sends(number);
             let rest = link.receive(batch, EACH);
             port.count_lost(&mut self.forwarder.counters);
-            for place in first..batch.len() {
-                port.counters.in_frames += 1;
-                port.counters.in_bytes += batch.get(place).len() as u64;
-            }
+            port.counters.in_frames += (batch.len() - frames) as u64;
+            port.counters.in_bytes += (batch.bytes() - bytes) as u64;
             if batch.left() > 0 {
                 self.taken.push(number);
             }
@@ -250,13 +248,18 @@ impl Switch {
         }
         let now_us = self.now_us();
         let (forwarder, exits) = (&mut self.forwarder, &mut self.exits);
-        self.spare.decide(forwarder, self.came.iter(), now_us);
-        if self.came.left() > 0 {
-            self.spare.fetch(forwarder, exits, &mut self.came);
-        }
-        let sink = (!self.is_unread).then_some(sink);
-        let (came, spare) = (self.came.iter(), &mut self.spare);
-        let passed = spare.give(forwarder, exits, came, now_us, sink);
+        let spare = &mut self.spare;
+        let passed = match self.is_unread && self.came.left() == 0 {
+            true => spare.pass(forwarder, exits, self.came.iter(), now_us),
+            false => {
+                spare.decide(forwarder, self.came.iter(), now_us);
+                if self.came.left() > 0 {
+                    spare.fetch(forwarder, exits, &mut self.came);
+                }
+                let sink = (!self.is_unread).then_some(sink);
+                spare.give(forwarder, exits, self.came.iter(), now_us, sink)
+            }
+        };
         // Now their senders may have them back.
         self.exits.release(&mut self.taken);
         self.came.clear();

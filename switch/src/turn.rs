@@ -75,6 +75,34 @@ impl Spare {
         }
     }
 
+    /// As [`decide`](Self::decide) and [`give`](Self::give), frame by frame, while nobody is shown anything and no
+    /// rest of a frame is where it came from.
+    pub(crate) fn pass<'a>(
+        &mut self,
+        forwarder: &mut Forwarder,
+        exits: &mut Exits,
+        batch: impl Iterator<Item = Entered<'a>>,
+        now_us: u64,
+    ) -> Passed {
+        forwarder.begin(now_us);
+        exits.begin();
+        self.forms.clear();
+        let (mut noted, mut passed) = (Noted::default(), Passed::default());
+        let mut entered = recycle(std::mem::take(&mut self.entered));
+        for (place, it) in (0..).zip(batch) {
+            let way = forwarder.decide(it.from, it.bytes, it.fault);
+            let (dues, _) = forwarder.dues();
+            exits.note(place, &it, &way, dues, &mut self.forms, &mut noted);
+            passed.count(&it);
+            entered.push(it);
+        }
+        let (_, counters) = forwarder.dues();
+        counters.noted(&noted);
+        exits.send(&entered, counters, now_us);
+        self.entered = recycle(entered);
+        passed
+    }
+
     /// Nobody is shown anything: all go to links.
     fn only_give<'a>(
         &mut self,

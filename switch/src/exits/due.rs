@@ -30,6 +30,18 @@ pub(super) enum Form {
     Made(Made),
 }
 
+impl Item {
+    /// The frame at this place of the batch, as it is.
+    #[inline]
+    pub(super) fn whole(place: u32) -> Self {
+        Self {
+            place,
+            form: Form::Whole,
+            edit: None,
+        }
+    }
+}
+
 /// What a batch has for one port, in order.
 #[derive(Clone, Copy)]
 pub(crate) struct Due<'a> {
@@ -68,11 +80,7 @@ impl Wholes {
     /// The frame at this place of the batch goes to this port.
     #[inline]
     pub(crate) fn add(&mut self, to: Number, place: u32) {
-        let item = Item {
-            place,
-            form: Form::Whole,
-            edit: None,
-        };
+        let item = Item::whole(place);
         let used = &mut self.ports[..self.used];
         if let Some((_, todo)) = used.iter_mut().rev().find(|(number, _)| *number == to) {
             return todo.push(item);
@@ -128,6 +136,14 @@ impl<'a> Due<'a> {
     /// What an item is.
     #[inline]
     pub(super) fn out(&self, item: &Item) -> Out<'a> {
+        match (item.form, item.edit) {
+            (Form::Whole, None) => whole(&self.entered[item.place as usize]),
+            _ => self.form(item),
+        }
+    }
+
+    /// The same, if it is not the frame as it entered.
+    fn form(&self, item: &Item) -> Out<'a> {
         let it = &self.entered[item.place as usize];
         let out = match (item.form, self.aggregator) {
             (Form::Made(made), Some(aggregator)) => {
@@ -140,13 +156,7 @@ impl<'a> Due<'a> {
                     merged: Some(offload.gso_size),
                 };
             }
-            (Form::Whole | Form::Made(_), _) => Out {
-                head: it.bytes,
-                body: &[],
-                tail: it.tail,
-                offload: it.offload,
-                merged: None,
-            },
+            (Form::Whole | Form::Made(_), _) => whole(it),
             (Form::Piece(piece), _) => {
                 let piece = self.pieces.get(piece as usize, it.bytes);
                 Out {
@@ -162,6 +172,18 @@ impl<'a> Due<'a> {
             None => out,
             Some(edit) => self.edits.apply(edit, out),
         }
+    }
+}
+
+/// A frame that leaves as it entered.
+#[inline]
+fn whole<'a>(it: &Entered<'a>) -> Out<'a> {
+    Out {
+        head: it.bytes,
+        body: &[],
+        tail: it.tail,
+        offload: it.offload,
+        merged: None,
     }
 }
 

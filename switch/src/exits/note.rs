@@ -36,6 +36,30 @@ impl Exits {
         forms: &mut Forms,
         noted: &mut Noted,
     ) {
+        if let Some(only) = way.only()
+            && it.offload.is_none()
+            && let Some(Some(port)) = self.ports.get_mut(usize::from(dues[only]))
+            && port.link.is_some()
+        {
+            if port.todo.is_empty() {
+                self.touched.push(dues[only]);
+            }
+            port.todo.push(Item::whole(place));
+            return;
+        }
+        self.note_any(place, it, way, dues, forms, noted);
+    }
+
+    /// As [`note`](Self::note), wherever it goes.
+    fn note_any(
+        &mut self,
+        place: u32,
+        it: &Entered<'_>,
+        way: &Way,
+        dues: &[Number],
+        forms: &mut Forms,
+        noted: &mut Noted,
+    ) {
         // What it becomes for ports that want the packets of the wire.
         let mut made = None;
         for (edit, due) in way.forms() {
@@ -89,9 +113,8 @@ impl Exits {
                     whole = Some(self.edits.add(edit, it.bytes, &[], it.offload));
                 }
                 port.todo.push(Item {
-                    place,
-                    form: Form::Whole,
                     edit: whole,
+                    ..Item::whole(place)
                 });
                 continue;
             };

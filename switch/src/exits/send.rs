@@ -92,11 +92,7 @@ impl Exits {
             let entered: Vec<Entered<'_>> = arrived.iter().map(|it| it.entered()).collect();
             self.pieces.clear();
             for (place, it) in (0..).zip(&entered) {
-                let whole = Item {
-                    place,
-                    form: Form::Whole,
-                    edit: None,
-                };
+                let whole = Item::whole(place);
                 // The far end may take less than when the frame was sent.
                 let Some(offload) = it
                     .offload

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use vnplug_ring::offload::{HEADER, Offload, SHORT_HEADER, flags};
 
 use super::acks::Expansion;
-use super::memory::Memory;
+use super::memory::{Memory, Piece};
 use super::ring::{Broken, Part, Ring};
 use super::tail::{BEGIN, Tail, Tails};
 use crate::batch::{Batch, MAX_SUPER};
@@ -55,27 +55,30 @@ pub(super) fn take(
         if there == 0 {
             return Ok(false);
         }
-        let count = there.min(left).min(GROUP);
-        let mut chains = [Chain::default(); GROUP];
+        let mut group = [Chain::default(); GROUP];
+        let group = &mut group[..there.min(left).min(GROUP)];
         parts.clear();
         // Their bytes are on the way while the descriptors of the next ones are read.
-        for (chain, ahead) in chains[..count].iter_mut().zip(0..) {
+        for (chain, ahead) in group.iter_mut().zip(0..) {
             let begin = parts.len();
             chain.head = ring.head(ahead)?;
             let is_sound = ring.chain(chain.head, parts).is_ok();
-            let of_it = &parts[begin..];
-            chain.is_sound = is_sound && !of_it.iter().any(|part| part.is_for_guest);
-            chain.end = parts.len();
-            if let Some(first) = of_it.first() {
-                ring.memory().prefetch(first.at);
-            }
+            chain.end = parts.len() as u32;
+            let [first, rest @ ..] = &parts[begin..] else {
+                continue;
+            };
+            let is_guests = |part: &Part| !part.is_for_guest;
+            chain.is_sound = is_sound && is_guests(first) && rest.iter().all(is_guests);
+            ring.memory().prefetch(first.at);
         }
         let mut begin = 0;
-        for chain in &chains[..count] {
+        for chain in group.iter() {
+            let of_it = &parts[begin..chain.end as usize];
+            let memory = ring.memory();
             if !push(
-                ring.memory(),
-                &parts[begin..chain.end],
-                chain,
+                memory,
+                of_it,
+                chain.is_sound,
                 header_len,
                 batch,
                 acks.as_deref_mut(),
@@ -84,7 +87,7 @@ pub(super) fn take(
                 return Ok(true);
             }
             ring.give_back(chain.head, 0);
-            begin = chain.end;
+            begin = chain.end as usize;
         }
         // With the ACKs that were added.
         left = end.saturating_sub(batch.len());
@@ -97,9 +100,10 @@ pub(super) fn take(
 #[derive(Clone, Copy, Default)]
 struct Chain {
     head: u16,
+    /// It has parts, and the guest wrote all of them.
     is_sound: bool,
     /// Where its parts end.
-    end: usize,
+    end: u32,
 }
 
 /// Copies a frame out of the guest, header and bytes each once, or notes why that cannot be. False: there
@@ -108,14 +112,17 @@ struct Chain {
 fn push(
     memory: &Arc<Memory>,
     parts: &[Part],
-    chain: &Chain,
+    is_sound: bool,
     header_len: usize,
     batch: &mut Batch,
     acks: Option<&mut Expansion>,
 ) -> bool {
-    let total: u64 = parts.iter().map(|part| u64::from(part.len)).sum();
+    let total: u64 = match parts {
+        [only] => only.len.into(),
+        _ => parts.iter().map(|part| u64::from(part.len)).sum(),
+    };
     let len = total.saturating_sub(header_len as u64);
-    if !chain.is_sound || len == 0 {
+    if !is_sound || len == 0 {
         return batch.push_fault(Fault::Chain);
     }
     if len > MAX_SUPER as u64 {
@@ -125,17 +132,42 @@ fn push(
     if !batch.has_room(len) {
         return false;
     }
+    if let [only] = parts
+        && acks.is_none()
+        && !batch.would_leave(len)
+        && let Some(piece) = memory.piece(only.at, header_len + len)
+    {
+        return push_plain(piece, header_len, len, batch);
+    }
     let mut header = [0; SHORT_HEADER];
     if !gather(memory, parts, 0, &mut header) {
         return batch.push_fault(Fault::Chain);
     }
-    let mut offload = Offload::from_header(&header);
-    // What a guest says of sums that it has found right is its own affair.
-    offload.flags &= flags::NEEDS_CSUM;
+    let offload = offload(&header);
     if let Some(acks) = acks {
         return push_with_acks(memory, parts, header_len, (len, offload), batch, acks);
     }
     push_one(memory, parts, header_len, (len, offload), batch)
+}
+
+/// As [`push`], of a frame in one piece of memory, all of which is copied.
+#[inline]
+fn push_plain(piece: Piece<'_>, header_len: usize, len: usize, batch: &mut Batch) -> bool {
+    let mut header = [0; SHORT_HEADER];
+    piece.read(0, &mut header);
+    batch.push(len, offload(&header), |place| {
+        piece.read(header_len, place);
+        true
+    })
+}
+
+/// What a guest says that is left to do with a frame.
+#[inline]
+fn offload(header: &[u8; SHORT_HEADER]) -> Offload {
+    let mut offload = Offload::from_header(header);
+    // What it says of sums that it has found right is its own affair.
+    offload.flags &= flags::NEEDS_CSUM;
+    offload
 }
 
 #[inline]
@@ -219,18 +251,72 @@ pub(super) struct Head {
 ///
 /// # Errors
 /// [`Broken`] if the ring makes no sense.
+#[inline]
 pub(super) fn put(
+    ring: &mut Ring,
+    scratch: &mut Scratch,
+    header: Head,
+    out: &Out<'_>,
+) -> Result<Put, Broken> {
+    scratch.parts.clear();
+    scratch.chains.clear();
+    let there = ring.available()?;
+    ring.prefetch(PREFETCHED);
+    ring.prefetch_buffer(NEAR);
+    if there > 0 && put_plain(ring, &header, out)? {
+        return Ok(Put::Done);
+    }
+    put_over(ring, scratch, header, out, there)
+}
+
+/// Copies a frame into the next buffer, if that is one descriptor in one piece of memory and has room for all of
+/// it; false, and nothing is done, if it has not. NB: what is read of the ring for that is not used after it.
+#[inline]
+fn put_plain(ring: &mut Ring, header: &Head, out: &Out<'_>) -> Result<bool, Broken> {
+    let head = ring.head(0)?;
+    let need = header.len + out.len();
+    let Some(part) = ring.only(head) else {
+        return Ok(false);
+    };
+    if !part.is_for_guest || (part.len as usize) < need {
+        return Ok(false);
+    }
+    let memory = ring.memory();
+    let Some(piece) = memory.piece(part.at, need) else {
+        return Ok(false);
+    };
+    // It takes one chain, which is what the header says.
+    piece.write(0, &header.bytes[..header.len]);
+    piece.write(header.len, out.head);
+    let mut done = header.len + out.head.len();
+    if !out.body.is_empty() {
+        piece.write(done, out.body);
+        done += out.body.len();
+    }
+    if let Some(tail) = &out.tail {
+        let (theirs, all) = tail.pieces();
+        for found in all {
+            piece.copy(done, theirs, found);
+            done += found.len as usize;
+        }
+    }
+    memory.wrote(part.at, need as u64);
+    ring.give_back(head, need as u32);
+    Ok(true)
+}
+
+/// Copies a frame into one buffer or several, of which so many are there.
+#[inline(never)]
+fn put_over(
     ring: &mut Ring,
     scratch: &mut Scratch,
     mut header: Head,
     out: &Out<'_>,
+    mut there: u16,
 ) -> Result<Put, Broken> {
     let Scratch { parts, chains } = scratch;
-    parts.clear();
-    chains.clear();
     let need = (header.len + out.len()) as u64;
-    let (mut room, mut there) = (0, ring.available()?);
-    ring.prefetch(PREFETCHED);
+    let mut room = 0;
     while room < need {
         let count = chains.len() as u16;
         if count >= there {
@@ -355,8 +441,9 @@ impl Scatter<'_> {
     }
 }
 
-/// How many buffers ahead a descriptor is fetched.
-const PREFETCHED: u16 = 4;
+/// How many buffers ahead a descriptor is fetched, and a buffer.
+const PREFETCHED: u16 = 8;
+const NEAR: u16 = 4;
 /// Descriptors that are read for one guest in one turn, each way, or a few more.
 pub(super) const MAX_PARTS: usize = 4096;
 /// Those of one frame for a guest, or a few more.

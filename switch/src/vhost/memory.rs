@@ -51,6 +51,13 @@ pub(crate) struct Found {
     at: u64,
 }
 
+/// Bytes of a guest in one piece.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece<'a> {
+    region: &'a Region,
+    at: u64,
+}
+
 /// A place in one piece.
 #[derive(Debug, Clone)]
 pub(crate) struct Area {
@@ -127,6 +134,19 @@ impl Memory {
         self.watch.lost.load(Ordering::Acquire)
     }
 
+    /// `len` bytes at a guest's address; `None` also if they are in several pieces.
+    #[inline]
+    pub(super) fn piece(&self, at: u64, len: usize) -> Option<Piece<'_>> {
+        let after = self.slots.partition_point(|it| it.described.guest <= at);
+        let slot = &self.slots[after.checked_sub(1)?];
+        let (offset, size) = (at - slot.described.guest, slot.described.len);
+        let is_in = offset < size && len as u64 <= size - offset;
+        is_in.then_some(Piece {
+            region: &slot.region,
+            at: offset,
+        })
+    }
+
     /// Copies out bytes at a guest's address; false if not all of them are there.
     #[inline]
     pub(crate) fn read(&self, at: u64, into: &mut [u8]) -> bool {
@@ -157,7 +177,7 @@ impl Memory {
         self.parts(at, len, |number, slot, at, len| {
             // The processor goes on by itself when it has seen some.
             for line in 0..AHEAD {
-                slot.region.prefetch(at + 64 * line);
+                slot.region.prefetch(at + LINE * line);
             }
             into.push(Found {
                 slot: number as u32,
@@ -202,13 +222,30 @@ impl Memory {
         }
     }
 
-    /// Asks the processor for what is at a guest's address. A hint.
+    /// Asks the processor for the header and the begin of a frame at a guest's address. A hint.
     #[inline]
     pub(crate) fn prefetch(&self, at: u64) {
-        let after = self.slots.partition_point(|it| it.described.guest <= at);
-        if let Some(slot) = after.checked_sub(1).map(|it| &self.slots[it]) {
-            slot.region.prefetch(at - slot.described.guest);
+        if let Some((region, offset)) = self.hinted(at) {
+            region.prefetch(offset);
+            region.prefetch(offset + LINE);
         }
+    }
+
+    /// The same, to be written. A hint.
+    #[inline]
+    pub(crate) fn prefetch_write(&self, at: u64) {
+        if let Some((region, offset)) = self.hinted(at) {
+            region.prefetch_write(offset);
+            region.prefetch_write(offset + LINE);
+        }
+    }
+
+    /// The piece that may have what is at a guest's address, and where there.
+    #[inline]
+    fn hinted(&self, at: u64) -> Option<(&Region, u64)> {
+        let after = self.slots.partition_point(|it| it.described.guest <= at);
+        let slot = &self.slots[after.checked_sub(1)?];
+        Some((&slot.region, at - slot.described.guest))
     }
 
     /// `len` bytes at one of the front-end's addresses, within one piece, aligned.
@@ -248,6 +285,28 @@ impl Memory {
     }
 }
 
+impl Piece<'_> {
+    /// Copies out bytes behind the first `skip`.
+    #[inline]
+    pub(super) fn read(&self, skip: usize, into: &mut [u8]) {
+        self.region.read(self.at + skip as u64, into);
+    }
+
+    /// Copies bytes to behind the first `skip`. NB: the log is [told](Memory::wrote) of it by who does that.
+    #[inline]
+    pub(super) fn write(&self, skip: usize, bytes: &[u8]) {
+        self.region.write(self.at + skip as u64, bytes);
+    }
+
+    /// As [`write`](Self::write), of bytes that were found in another guest's memory.
+    #[inline]
+    pub(super) fn copy(&self, skip: usize, from: &Memory, found: &Found) {
+        let theirs = &from.slots[found.slot as usize].region;
+        let at = self.at + skip as u64;
+        self.region.copy(at, theirs, found.at, found.len.into());
+    }
+}
+
 /// Marks pages in a log of dirty memory: a bit each. What is beyond it has none.
 fn mark(log: &Region, at: u64, len: u64) {
     if len == 0 {
@@ -265,6 +324,8 @@ fn mark(log: &Region, at: u64, len: u64) {
 
 /// Lines of bytes that were looked up which the processor is asked for.
 const AHEAD: u64 = 4;
+/// Bytes of one. A frame of 64 bytes mostly is in two, as its header is before it.
+const LINE: u64 = 64;
 /// Bytes that a bit of the log stands for (`VHOST_LOG_PAGE`).
 const PAGE: u64 = 4096;
 

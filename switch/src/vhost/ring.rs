@@ -215,16 +215,31 @@ impl Ring {
     /// Asks the processor for the descriptor of a chain further ahead. A hint.
     #[inline]
     pub(crate) fn prefetch(&self, ahead: u16) {
-        if self.left() > ahead {
-            let (avail, table) = (&self.place.avail, &self.place.desc);
-            let entry = u64::from(self.next.wrapping_add(ahead) & (self.place.size - 1));
-            let head = avail
-                .region
-                .load_u16(avail.at + 4 + 2 * entry, Ordering::Relaxed);
+        if let Some(head) = self.hinted(ahead) {
+            let table = &self.place.desc;
             table
                 .region
                 .prefetch(table.at + DESCRIPTOR * u64::from(head));
         }
+    }
+
+    /// Asks the processor for the buffer of a chain further ahead, which will be written. A hint.
+    #[inline]
+    pub(crate) fn prefetch_buffer(&self, ahead: u16) {
+        if let Some(head) = self.hinted(ahead)
+            && head < self.place.size
+        {
+            self.memory.prefetch_write(self.descriptor(head).at);
+        }
+    }
+
+    /// The first descriptor of a chain further ahead, as the guest says.
+    #[inline]
+    fn hinted(&self, ahead: u16) -> Option<u16> {
+        let avail = &self.place.avail;
+        let entry = u64::from(self.next.wrapping_add(ahead) & (self.place.size - 1));
+        let at = avail.at + 4 + 2 * entry;
+        (self.left() > ahead).then(|| avail.region.load_u16(at, Ordering::Relaxed))
     }
 
     /// Adds the parts of the chain that begins with this descriptor. Whether they lie in memory is not
@@ -234,14 +249,41 @@ impl Ring {
     /// [`BadChain`]; then some parts may have been added.
     #[inline]
     pub(crate) fn chain(&self, head: u16, parts: &mut Vec<Part>) -> Result<(), BadChain> {
-        let (table, size) = (&self.place.desc, self.place.size);
-        let mut next = head;
+        let first = self.descriptor(head);
+        match first.flags & (NEXT | INDIRECT) {
+            0 => {
+                parts.push(first.part());
+                Ok(())
+            }
+            _ => self.long_chain(first, parts),
+        }
+    }
+
+    /// The chain that begins with this descriptor, if it has no other.
+    #[inline]
+    pub(crate) fn only(&self, head: u16) -> Option<Part> {
+        let first = self.descriptor(head);
+        (first.flags & (NEXT | INDIRECT) == 0).then(|| first.part())
+    }
+
+    /// A descriptor of the table, which has it.
+    #[inline]
+    fn descriptor(&self, at: u16) -> Descriptor {
+        let table = &self.place.desc;
+        let mut bytes = [0; DESCRIPTOR as usize];
+        table
+            .region
+            .read(table.at + DESCRIPTOR * u64::from(at), &mut bytes);
+        Descriptor::read(&bytes)
+    }
+
+    /// A chain of several descriptors, or in a table.
+    #[inline(never)]
+    fn long_chain(&self, first: Descriptor, parts: &mut Vec<Part>) -> Result<(), BadChain> {
+        let (size, begin) = (self.place.size, parts.len());
+        let mut it = first;
         // Of a chain that loops no more is read than there are descriptors.
         for place in 0..size.min(LONGEST) {
-            let mut bytes = [0; DESCRIPTOR as usize];
-            let at = table.at + DESCRIPTOR * u64::from(next);
-            table.region.read(at, &mut bytes);
-            let it = Descriptor::read(&bytes);
             if it.flags & INDIRECT != 0 {
                 // NB: virtio allows a table after plain descriptors; no driver makes one.
                 return match place == 0 && it.flags & NEXT == 0 && self.agreed.indirect {
@@ -249,14 +291,14 @@ impl Ring {
                     false => Err(BadChain::Table),
                 };
             }
-            add(&it, parts)?;
+            add(&it, parts, begin)?;
             if it.flags & NEXT == 0 {
                 return Ok(());
             }
-            next = it.next;
-            if next >= size {
-                return Err(BadChain::Next(next));
+            if it.next >= size {
+                return Err(BadChain::Next(it.next));
             }
+            it = self.descriptor(it.next);
         }
         Err(BadChain::Long)
     }
@@ -264,7 +306,7 @@ impl Ring {
     /// The chain in a table, which begins with its first descriptor.
     fn table(&self, table: &Descriptor, parts: &mut Vec<Part>) -> Result<(), BadChain> {
         let entries = u64::from(table.len) / DESCRIPTOR;
-        let most = u64::from(self.place.size.min(LONGEST));
+        let (most, begin) = (u64::from(self.place.size.min(LONGEST)), parts.len());
         if entries == 0 || !u64::from(table.len).is_multiple_of(DESCRIPTOR) {
             return Err(BadChain::Table);
         }
@@ -279,7 +321,7 @@ impl Ring {
             if it.flags & INDIRECT != 0 {
                 return Err(BadChain::Table);
             }
-            add(&it, parts)?;
+            add(&it, parts, begin)?;
             if it.flags & NEXT == 0 {
                 return Ok(());
             }
@@ -411,19 +453,25 @@ impl Descriptor {
             next: u16::from_le_bytes([o, p]),
         }
     }
+
+    #[inline]
+    fn part(&self) -> Part {
+        Part {
+            at: self.at,
+            len: self.len,
+            is_for_guest: self.flags & WRITE != 0,
+        }
+    }
 }
 
+/// Adds a part to a chain whose first one is at `begin`.
 #[inline]
-fn add(it: &Descriptor, parts: &mut Vec<Part>) -> Result<(), BadChain> {
-    let is_for_guest = it.flags & WRITE != 0;
-    if !is_for_guest && parts.last().is_some_and(|last| last.is_for_guest) {
+fn add(it: &Descriptor, parts: &mut Vec<Part>, begin: usize) -> Result<(), BadChain> {
+    let part = it.part();
+    if !part.is_for_guest && parts[begin..].last().is_some_and(|it| it.is_for_guest) {
         return Err(BadChain::Order);
     }
-    parts.push(Part {
-        at: it.at,
-        len: it.len,
-        is_for_guest,
-    });
+    parts.push(part);
     Ok(())
 }
 

@@ -342,3 +342,37 @@ fn an_ack_that_a_batch_has_too_little_room_for_has_fewer_before_it_and_is_not_lo
         assert_eq!(driver.used(), 2, "{room}");
     }
 }
+
+#[test]
+fn a_frame_in_one_buffer_is_the_same_as_over_several() {
+    let (frame, more) = ([1; 40], [2; 30]);
+    for body in [&more[..], &[]] {
+        let need = (12 + frame.len() + body.len()) as u32;
+        // Just enough in one, more than that, and one byte too few.
+        let ways: [&[u32]; 3] = [&[need], &[need + 100], &[need - 1, 5]];
+        let all = ways.map(|lens| {
+            let driver = Driver::new(8);
+            let mut ring = driver.ring(Agreed::default());
+            buffers(&driver, lens);
+            let out = out(&frame, body);
+            let put = put(&mut ring, &mut Scratch::default(), head(12, true), &out);
+            assert_eq!(put, Ok(Put::Done));
+            ring.publish();
+            let given: Vec<(u32, u32)> = (0..driver.used()).map(|at| driver.element(at)).collect();
+            let bytes = given.iter().flat_map(|(at, len)| {
+                let mut bytes = vec![0; *len as usize];
+                driver
+                    .region
+                    .read(0x8000 + 256 * u64::from(*at), &mut bytes);
+                bytes
+            });
+            (given.len(), bytes.collect::<Vec<u8>>())
+        });
+        let [(1, just), (1, more), (2, over)] = all else {
+            panic!("{all:?}");
+        };
+        assert_eq!(just, more);
+        assert_eq!(just[10..12], [1, 0], "buffers that it takes");
+        assert_eq!((&just[..10], &just[12..]), (&over[..10], &over[12..]));
+    }
+}
