@@ -85,6 +85,62 @@ impl Shell<'_> {
     }
 }
 
+/// The steps of a section, whose blocks are of two shells, as one script for [`run_apart`]: `sh root` is typed by root and
+/// `sh user` by the user of number 1000, each in a shell that goes on. What stands in a block ```` ```c ```` that begins with
+/// `/* NAME */` is a file NAME by then; a block ```` ```text ```` is what the step before it prints, which
+/// [`missing`] looks for. Each step is followed by a line of [`STEP`].
+#[must_use]
+pub fn by_two(section: &str) -> (String, Vec<String>) {
+    let (mut script, mut shown) = (TWO_SHELLS.to_owned(), Vec::new());
+    for (info, text) in fenced(section) {
+        let name = text
+            .strip_prefix("/* ")
+            .and_then(|it| it.split(" */").next());
+        match (info, name) {
+            ("sh root", _) => script += &format!("{text}echo {STEP}\n"),
+            ("sh user", _) => script += &format!("as_user <<'TYPED'\n{text}echo {STEP}\nTYPED\n"),
+            ("c", Some(name)) => script += &format!("cat >{name} <<'TYPED'\n{text}TYPED\n"),
+            ("text", _) => {
+                shown.resize(script.matches(STEP).count(), String::new());
+                if let Some(last) = shown.last_mut() {
+                    *last = text;
+                }
+            }
+            _ => {}
+        }
+    }
+    (script, shown)
+}
+
+/// Ends the output of a step.
+pub const STEP: &str = "--- next step ---";
+
+/// Has a second shell, which is somebody else's, read what it is to type from a pipe.
+const TWO_SHELLS: &str = "\
+mkfifo /run/typed
+setpriv --reuid 1000 --regid 1000 --clear-groups sh -ex </run/typed &
+user=$!
+exec 9>/run/typed
+as_user() {
+    rm -f /tmp/typed
+    { cat; echo 'touch /tmp/typed'; } >&9
+    until test -e /tmp/typed; do kill -0 $user; sleep 0.05; done
+}
+";
+
+/// The first line that a step shows and did not print, if there is one. Which numbers it has does not matter.
+#[must_use]
+pub fn missing<'a>(shown: &'a str, printed: &str) -> Option<&'a str> {
+    let like = |line: &str| -> String {
+        let digit = |it: char| if it.is_ascii_digit() { '0' } else { it };
+        let mut like: Vec<char> = line.trim_end().chars().map(digit).collect();
+        like.dedup_by(|after, before| (*after, *before) == ('0', '0'));
+        like.into_iter().collect()
+    };
+    let printed: Vec<String> = printed.lines().map(like).collect();
+    shown.lines().find(|line| !printed.contains(&like(line)))
+}
+
 /// Types a script that starts a daemon of its own, where `/run` is: the sockets and the names of network
 /// namespaces in it are this run's alone. The daemon ends with the shell.
 ///
@@ -125,6 +181,21 @@ mod tests {
             .map(|(info, text)| (*info, text.as_str()))
             .collect();
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn steps_are_typed_in_order_and_what_they_show_is_theirs() {
+        let page = "```sh root\none\n```\n```c\n/* x.c */\nint x;\n```\n```sh user\ntwo\n```\n```text\nat 9\n```\n";
+        let (script, shown) = by_two(page);
+        let typed = script.strip_prefix(TWO_SHELLS).unwrap();
+        assert_eq!(
+            typed,
+            "one\necho --- next step ---\ncat >x.c <<'TYPED'\n/* x.c */\nint x;\nTYPED\n\
+             as_user <<'TYPED'\ntwo\necho --- next step ---\nTYPED\n"
+        );
+        assert_eq!(shown, ["", "at 9\n"]);
+        assert_eq!(missing(&shown[1], "before\nat 17\n"), None);
+        assert_eq!(missing(&shown[1], "of 7\n"), Some("at 9"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use vnplug_e2e::attached::image;
 use vnplug_e2e::daemon::{Daemon, program};
+use vnplug_e2e::third_party::library_dir;
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::typed::{self, Shell};
 use vnplug_e2e::{Guest, Image, Lab, Netns, Qemu, QemuConfig};
@@ -230,6 +231,49 @@ fn suricata_alerts_in_a_virtual_machine() {
     let text = output.text();
     assert_eq!(output.status, 0, "{text}");
     assert!(text.contains("a datagram"), "{text}");
+}
+
+/// What `make install` installs for who writes a back-end, in a `/usr/local` that nobody else sees; and a `/tmp` of the same kind.
+fn installed() -> String {
+    let vnplug = program("vnplug").unwrap();
+    let vnplugd = program("vnplugd").unwrap();
+    let library = library_dir().unwrap().join("libvnplug.so");
+    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/include/vnplug.h");
+    format!(
+        "mount -t tmpfs none /usr/local
+mkdir /usr/local/bin /usr/local/lib /usr/local/include
+cp {} {} /usr/local/bin
+cp {} /usr/local/lib
+cp {} /usr/local/include
+mount -t tmpfs none /tmp
+mkdir /tmp/here
+chown 1000 /tmp/here
+cd /tmp/here
+export PATH=/usr/local/bin:$PATH LD_LIBRARY_PATH=/usr/local/lib
+",
+        vnplug.display(),
+        vnplugd.display(),
+        library.display(),
+        header.display()
+    )
+}
+
+#[test]
+fn a_clock_for_guests_is_written_spoken_to_and_broken() {
+    let page = typed::page("docs/backends.md");
+    let (_, tutorial) = page.split_once("\n## Tutorial: ").unwrap();
+    let tutorial = tutorial.split("\n## ").next().unwrap();
+    let (script, shown) = typed::by_two(tutorial);
+    let output = typed::run_apart(&(installed() + &script), &[]);
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said = format!("{told}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}");
+    let printed: Vec<&str> = told.split(typed::STEP).collect();
+    assert_eq!((printed.len(), shown.len()), (7, 6), "{said}");
+    for (shown, printed) in shown.iter().zip(&printed) {
+        let missing = typed::missing(shown, printed);
+        assert_eq!(missing, None, "of\n{shown}\nin\n{printed}\nof\n{said}");
+    }
 }
 
 /// The lab's QEMU has its monitor elsewhere.
