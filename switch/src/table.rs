@@ -143,6 +143,7 @@ pub(crate) struct View {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seen {
     slot: usize,
+    word: u64,
     pub(crate) port: u16,
     is_pinned: bool,
     heard_s: u32,
@@ -163,13 +164,11 @@ impl View {
         None
     }
 
-    /// It was heard.
+    /// It was heard. False: its slot was changed meanwhile, and who forwards must hear it.
     #[inline]
-    pub(crate) fn hear(&self, seen: &Seen, now_s: u32) {
-        // It may be another station's by now, which is then remembered for longer.
-        if seen.heard_s < now_s {
-            self.shared.hear(seen.slot, now_s);
-        }
+    #[must_use]
+    pub(crate) fn hear(&self, seen: &Seen, now_s: u32) -> bool {
+        seen.heard_s >= now_s || self.shared.hear_beside(seen.slot, seen.word, now_s)
     }
 }
 
@@ -484,11 +483,16 @@ impl Table {
     pub fn sweep(&mut self, now_s: u32, slots: usize) {
         for _ in 0..slots.min(self.slots.len()) {
             if self.shared.key(self.hand) != 0 && self.is_old(self.hand, now_s) {
-                // What follows may move here.
-                self.remove(self.hand);
-            } else {
-                self.hand = (self.hand + 1) & (self.slots.len() - 1);
+                self.shared.close(self.hand);
+                // Somebody else may have heard it a moment ago.
+                if self.is_old(self.hand, now_s) {
+                    // What follows may move here.
+                    self.remove(self.hand);
+                    continue;
+                }
+                self.shared.reopen(self.hand);
             }
+            self.hand = (self.hand + 1) & (self.slots.len() - 1);
         }
     }
 
@@ -557,7 +561,12 @@ impl Table {
 
     /// Frees a slot, and moves those up that are not where they would be but for it. Who reads beside us may find
     /// one twice meanwhile, or not at all, but never at another port.
-    fn remove(&mut self, mut hole: usize) {
+    fn remove(&mut self, hole: usize) {
+        self.remove_by(hole, Slots::close);
+    }
+
+    /// `last_heard` tells of a slot when its station was heard, before that moves.
+    fn remove_by(&mut self, mut hole: usize, last_heard: impl Fn(&Slots, usize) -> u32) {
         let mask = self.shared.mask();
         self.unlink(hole);
         self.len -= 1;
@@ -571,7 +580,8 @@ impl Table {
             let home = self.home(Key(said.key));
             // Whether `home` is not between the hole and here.
             if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
-                self.shared.put(hole, said);
+                let heard_s = last_heard(&self.shared, at);
+                self.shared.put(hole, Said { heard_s, ..said });
                 let slot = self.slots[at];
                 self.slots[hole] = slot;
                 // Its neighbours in the list find it there.
@@ -604,6 +614,13 @@ impl Table {
     pub(crate) fn unlearn(&mut self, key: Key) {
         if let Some(at) = self.place(key) {
             self.remove(at);
+        }
+    }
+
+    /// The fault: when those behind it were heard is taken down before nobody hears them there any more.
+    pub(crate) fn unlearn_carelessly(&mut self, key: Key) {
+        if let Some(at) = self.place(key) {
+            self.remove_by(at, Slots::heard_s);
         }
     }
 

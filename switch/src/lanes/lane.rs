@@ -297,10 +297,7 @@ fn find(world: &World, from: Number, addresses: &[u8; 12], now_s: u32) -> Option
         .find(Key::new([d0, d1, d2, d3, d4, d5], 0))
         .filter(|it| !it.is_old(now_s, world.age_s))?;
     let is_plain = world.get(port)?.is_plain && port != from;
-    is_plain.then(|| {
-        world.view.hear(&source, now_s);
-        port
-    })
+    (is_plain && world.view.hear(&source, now_s)).then_some(port)
 }
 
 /// The event of the lane's own waker; no port has this number.

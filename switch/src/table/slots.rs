@@ -14,6 +14,10 @@
 //! Sequence, port and flags are one word. Who reads beside the writer reads that word, the key, and the word again:
 //! if it is the same, and even, port and key are of one station. The thread that forwards is the only writer of
 //! both, and reads without that.
+//!
+//! Who hears a station beside the writer writes the second, and then looks at the word once more. The writer that moves
+//! a station or forgets it because of its age makes the word odd first, and then looks at the second. So one of both finds
+//! out: the writer moves what was heard, or who heard it gives the frame to the writer. Nothing that was heard is lost.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -103,6 +107,31 @@ impl Slots {
         self.load(slot, Self::HEARD) as u32
     }
 
+    /// Its station was heard by a thread beside the writer, which found this word. False: it may be another station's
+    /// slot by now, and it was not heard for sure.
+    #[inline]
+    pub(super) fn hear_beside(&self, slot: usize, word: u64, now_s: u32) -> bool {
+        self.hear(slot, now_s);
+        // Pairs with the fence in `close`: it finds the second, or we find its word.
+        fence(Ordering::SeqCst);
+        self.load(slot, Self::WORD) == word
+    }
+
+    /// Begins to change a slot: nobody beside finds its station there any more. When it was heard last.
+    pub(super) fn close(&self, slot: usize) -> u32 {
+        let word = self.load(slot, Self::WORD) | 1;
+        self.store(slot, Self::WORD, word, Ordering::Relaxed);
+        // Pairs with the fence in `hear_beside`, and with the exchange of the kernel instance.
+        fence(Ordering::SeqCst);
+        self.heard_s(slot)
+    }
+
+    /// Leaves a slot as it is that was [closed](Self::close).
+    pub(super) fn reopen(&self, slot: usize) {
+        let said = self.said(slot);
+        self.put(slot, said);
+    }
+
     /// Its station was heard.
     #[inline]
     pub(super) fn hear(&self, slot: usize, now_s: u32) {
@@ -122,6 +151,7 @@ impl Slots {
         let is_whole = word == after && word & 1 == 0 && found == key;
         is_whole.then_some(super::Seen {
             slot,
+            word,
             port: (word >> Self::PORT_SHIFT) as u16,
             is_pinned: word >> Self::PINNED_SHIFT & 1 != 0,
             heard_s,

@@ -223,9 +223,13 @@ fn a_station_that_is_heard_beside_the_writer_is_not_forgotten() {
     assert_eq!(table.learn(key(1), 3, 10), Learned::New);
     let seen = view.find(key(1)).unwrap();
     assert!(!seen.is_old(310, 300) && seen.is_old(311, 300));
-    view.hear(&seen, 200);
+    assert!(view.hear(&seen, 200));
     assert_eq!(table.find(key(1), 500), Some(3));
     assert_eq!(table.find(key(1), 501), None);
+    // Who comes too late is told that somebody else must hear it.
+    table.unlearn(key(1));
+    assert_eq!(table.learn(key(1), 3, 500), Learned::New);
+    assert!(!view.hear(&seen, 501));
     // What never moves is never old.
     assert!(table.pin(key(2), 4, 0));
     assert!(!view.find(key(2)).unwrap().is_old(100_000, 300));

@@ -258,7 +258,13 @@ impl Parts<'_> {
         fresh(asm, upcall);
         // By now R2 has when it was heard, and R3 the time.
         asm.jump_if(Cond::Ge, R2, Operand::X(R3), heard);
-        asm.store(Size::Double, R0, Slots::HEARD as i16, R3);
+        // As one, which is before what follows: the daemon that moves or forgets the station finds it heard, or its word is
+        // another one by now (`Slots::close`). Then the frame is the daemon's, which hears it.
+        asm.alu64(Alu::Mov, R4, Operand::X(R0));
+        asm.alu64(Alu::Mov, R0, Operand::X(R2));
+        asm.compare_exchange(R4, Slots::HEARD as i16, R3);
+        asm.load(Size::Double, R2, R4, Slots::WORD as i16);
+        asm.jump_if(Cond::Ne, R1, Operand::X(R2), upcall);
         asm.bind(heard);
         self.find(asm, R7, upcall);
         fresh(asm, upcall);
