@@ -258,6 +258,27 @@ pub fn pings(netns: &Netns, address: &str, more: &[&str]) -> bool {
     netns.exec(&[&args, more, &[address]].concat()).is_ok()
 }
 
+/// One ping after the other without a pause; those that were answered.
+#[must_use]
+pub fn answered(from: &Netns, to: &str, count: u32) -> u32 {
+    let count_text = count.to_string();
+    let words = [
+        "ping",
+        "-q",
+        "-c",
+        &count_text,
+        "-i",
+        "0.002",
+        "-W",
+        "1",
+        to,
+    ];
+    let text = from.exec(&words).unwrap_or_default();
+    let line = text.lines().find(|line| line.contains("received"));
+    let received = line.and_then(|line| line.split(", ").nth(1)?.split(' ').next()?.parse().ok());
+    received.unwrap_or(0)
+}
+
 /// Sends this from one namespace to an address of another, by TCP; what arrived there.
 ///
 /// # Errors
