@@ -270,6 +270,11 @@ const GOALS: &[(&str, Goal)] = &[
     ("twin-first-1514-confined", Goal::AtMost(1.3)),
     ("twin-headers-60-confined", Goal::AtMost(1.3)),
     ("twin-headers-1514-confined", Goal::AtMost(1.3)),
+    // Of a frame's whole way confinement is 15 per cent at most.
+    ("twin-path-count-60", Goal::ShareOfPeer(1.15)),
+    ("twin-path-count-1514", Goal::ShareOfPeer(1.15)),
+    ("twin-path-headers-60", Goal::ShareOfPeer(1.15)),
+    ("twin-path-headers-1514", Goal::ShareOfPeer(1.15)),
     // Table 5.3 of Menon's dissertation: 10.2 per cent of a processor with protection, 1.9 without.
     ("context-zero-copy-1514-validation", Goal::AtMost(9.0)),
     ("uplink-speed-vde-in-cpu", Goal::ShareOfPeer(0.5)),

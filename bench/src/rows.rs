@@ -443,11 +443,18 @@ const BACKEND: &[Row] = &[
     ),
 ];
 
-const TWIN: &[Row] = &[row(
-    "twin-program",
-    "an operator's program in the daemon, confined and not, against the kernel's instance",
-    twin::programs,
-)];
+const TWIN: &[Row] = &[
+    row(
+        "twin-program",
+        "an operator's program in the daemon, confined and not, against the kernel's instance",
+        twin::programs,
+    ),
+    row(
+        "twin-path",
+        "a frame's whole way through the daemon with an operator's program, confined and not",
+        twin::whole_path,
+    ),
+];
 
 const LATENCY: &[Row] = &[
     row(

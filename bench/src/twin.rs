@@ -9,6 +9,8 @@
     reason = "runs an accepted program without confinement, to see its price"
 )]
 
+mod path;
+
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +21,8 @@ use vnplug_frame::witness::{Protocol, Shape, make};
 use vnplug_twin::{Code, Instance, Meta, Object, Program, SharedMap};
 
 use crate::row::{Figure, Plan, Result, Samples};
+
+pub(crate) use path::whole_path;
 
 const PROGRAMS: [&str; 3] = ["count", "first", "headers"];
 const SIZES: [usize; 2] = [60, 1514];
