@@ -227,7 +227,8 @@ impl Memory {
     pub(crate) fn prefetch(&self, at: u64) {
         if let Some((region, offset)) = self.hinted(at) {
             region.prefetch(offset);
-            region.prefetch(offset + LINE);
+            // The guest's address may be any; a hint goes anywhere.
+            region.prefetch(offset.wrapping_add(LINE));
         }
     }
 
@@ -236,7 +237,7 @@ impl Memory {
     pub(crate) fn prefetch_write(&self, at: u64) {
         if let Some((region, offset)) = self.hinted(at) {
             region.prefetch_write(offset);
-            region.prefetch_write(offset + LINE);
+            region.prefetch_write(offset.wrapping_add(LINE));
         }
     }
 
