@@ -1,11 +1,12 @@
-//! One to seven pairs of guests: how the total grows, by vhost-user through our switch and by TAPs through
-//! a Linux bridge and through Open vSwitch, where it is unpacked.
+//! One to seven pairs of guests: how the total grows, by vhost-user through our switch, through one of ours with
+//! lanes, and by TAPs through a Linux bridge and through Open vSwitch, where it is unpacked.
 //!
-//! All guests have all interfaces: `eth0` is a virtio card of the switch's, `vec0` and `vec1` the vector driver's
-//! on TAPs of the two others. None cuts or sums on the way. A bridge forwards in the time of whoever
+//! All guests have all interfaces: `eth0` and `eth1` are virtio cards of our switches, `vec0` and `vec1` the vector
+//! driver's on TAPs of the two others. None cuts or sums on the way. A bridge forwards in the time of whoever
 //! sends, so that only the processor time of everything together can be compared. Open vSwitch forwards in
 //! its process (`datapath_type=netdev`), and takes super-frames (`userspace-tso-enable`).
 
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use vnplug_e2e::UmlConfig;
@@ -18,13 +19,21 @@ use crate::row::{Figure, Plan, Result, Samples};
 
 /// The most pairs.
 const MOST: usize = 7;
-/// What is appended to the row's name, and the peer's name.
-const PEERS: [(&str, &str); 2] = [("", "Linux bridge, TAPs"), ("-ovs", "Open vSwitch, TAPs")];
-/// Ours, the bridge's, and Open vSwitch's.
-const LANS: [Lan; 3] = [
+/// What is appended to the row's name, whose figure is ours there, and whose the peer's, and what that is called.
+const ROWS: [(&str, usize, usize, &str); 3] = [
+    ("", 0, 2, "Linux bridge, TAPs"),
+    ("-ovs", 0, 3, "Open vSwitch, TAPs"),
+    ("-lanes", 1, 2, "Linux bridge, TAPs"),
+];
+/// Ours, ours with lanes, the bridge's, and Open vSwitch's.
+const LANS: [Lan; 4] = [
     Lan {
         interface: "eth0",
         net: 1,
+    },
+    Lan {
+        interface: "eth1",
+        net: 4,
     },
     Lan {
         interface: "vec0",
@@ -40,11 +49,14 @@ struct Site {
     guests: Guests,
     ovs: Option<Ovs>,
     lans: Lans,
+    lanes: usize,
 }
 
 impl Site {
     fn new() -> Result<Self> {
-        let lans = Lans::new(2 * MOST)?;
+        // A pair of guests for each, at most; the guests need processors, too.
+        let lanes = (available_parallelism()?.get() / 2).clamp(1, MOST);
+        let lans = Lans::with_lanes(2 * MOST, Some(lanes))?;
         let (lab, netns) = (&lans.lab, &lans.netns);
         let ovs = match Ovs::is_here() {
             true => Some(Ovs::between_taps(lab, netns)?),
@@ -64,6 +76,7 @@ impl Site {
             kernel_args: lans
                 .cards(guest)
                 .into_iter()
+                .chain([lans.laned_card()])
                 .chain(
                     ovs.as_ref()
                         .map(|_| format!("vec1:transport=tap,ifname=otap{guest},depth=128,gro=1")),
@@ -72,7 +85,12 @@ impl Site {
             netns: Some(netns.name().to_owned()),
             ..UmlConfig::default()
         })?;
-        let site = Self { guests, ovs, lans };
+        let site = Self {
+            guests,
+            ovs,
+            lans,
+            lanes,
+        };
         for lan in site.networks() {
             site.guests.join(*lan)?;
         }
@@ -80,7 +98,7 @@ impl Site {
     }
 
     fn networks(&self) -> &'static [Lan] {
-        &LANS[..2 + usize::from(self.ovs.is_some())]
+        &LANS[..3 + usize::from(self.ovs.is_some())]
     }
 
     fn tcp(&self, pairs: usize, lan: Lan, time: Duration) -> Result<Bulk> {
@@ -95,7 +113,7 @@ impl Site {
 /// Total rate and processor time by the number of pairs.
 pub(crate) fn curve(plan: &Plan) -> Result<Vec<Figure>> {
     let site = Site::new()?;
-    let mut rates: Vec<[Samples; 3]> = vec![Default::default(); MOST];
+    let mut rates: Vec<[Samples; 4]> = vec![Default::default(); MOST];
     let mut costs = rates.clone();
     for round in 1..=plan.rounds {
         for pairs in 1..=MOST {
@@ -112,32 +130,39 @@ pub(crate) fn curve(plan: &Plan) -> Result<Vec<Figure>> {
                 ));
             }
             let told = told.join("; ");
-            eprintln!("  round {round}, {pairs} pairs, ours, bridge, Open vSwitch: {told}");
+            eprintln!(
+                "  round {round}, {pairs} pairs, ours, with lanes, bridge, Open vSwitch: {told}"
+            );
         }
     }
     let mut figures = Vec::new();
     for (at, (rates, costs)) in rates.into_iter().zip(costs).enumerate() {
         let pairs = at + 1;
         let of_unit = [("", "Gb/s", rates), ("-cpu", "CPU s per GB", costs)];
-        for (suffix, unit, [ours, bridge, ovs]) in of_unit {
-            for ((whose, peer), theirs) in PEERS.into_iter().zip([bridge, ovs]) {
+        for (suffix, unit, all) in of_unit {
+            for (whose, ours, theirs, peer) in ROWS {
+                let [ours, theirs] = [ours, theirs].map(|at| all[at].clone());
                 if theirs.all().is_empty() {
                     continue;
                 }
+                let lanes = match whose {
+                    "-lanes" => format!(" with {} lanes", site.lanes),
+                    _ => String::new(),
+                };
                 figures.push(Figure {
-                name: format!("switch-curve-{pairs}{suffix}{whose}"),
-                unit,
-                ours: ours.clone(),
-                peer: Some((peer.to_owned(), theirs)),
-                limit: None,
-                note: format!(
-                    "{pairs} pairs of User-mode Linux, one stream of TCP in each for {} s, all pairs \
-                     together: ours by vhost-user, the peer by the vector driver's TAPs, both \
-                     with super-frames; processor time of all {} guests and the switches",
-                    plan.time.as_secs_f64(),
-                    2 * MOST
-                ),
-            });
+                    name: format!("switch-curve-{pairs}{suffix}{whose}"),
+                    unit,
+                    ours,
+                    peer: Some((peer.to_owned(), theirs)),
+                    limit: None,
+                    note: format!(
+                        "{pairs} pairs of User-mode Linux, one stream of TCP in each for {} s, all pairs \
+                         together: ours by vhost-user{lanes}, the peer by the vector driver's TAPs, both \
+                         with super-frames; processor time of all {} guests and the switches",
+                        plan.time.as_secs_f64(),
+                        2 * MOST
+                    ),
+                });
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Two networks in one namespace: our switch, which guests join by vhost-user, and a Linux bridge with TAPs.
+//! Two networks in one namespace: our switch, which guests join by vhost-user, and a Linux bridge with TAPs. And a
+//! third if that is asked for: a second switch of ours, with lanes.
 
 use std::path::PathBuf;
 
@@ -12,16 +13,25 @@ pub(super) struct Lans {
     pub(super) daemon: Daemon,
     pub(super) netns: Netns,
     socket: PathBuf,
+    /// Of the switch that has lanes.
+    laned: PathBuf,
     // NB: last, since its directory has all of that.
     pub(super) lab: Lab,
 }
 
 impl Lans {
     pub(super) fn new(guests: usize) -> Result<Self> {
+        Self::with_lanes(guests, None)
+    }
+
+    /// With a second switch of so many lanes.
+    pub(super) fn with_lanes(guests: usize, lanes: Option<usize>) -> Result<Self> {
         let (lab, netns) = (Lab::new()?, Netns::new()?);
-        let socket = lab.dir().join("lan0.sock");
-        let spec = format!("lan0,vhost={}", socket.display());
-        let daemon = Daemon::start(&lab, None, &["--switch", &spec])?;
+        let [socket, laned] = ["lan0", "lan1"].map(|lan| lab.dir().join(format!("{lan}.sock")));
+        let mut switches = vec![format!("lan0,vhost={}", socket.display())];
+        switches.extend(lanes.map(|it| format!("lan1,lanes={it},vhost={}", laned.display())));
+        let args: Vec<&str> = switches.iter().flat_map(|it| ["--switch", it]).collect();
+        let daemon = Daemon::start(&lab, None, &args)?;
         let taps: Vec<String> = (0..guests).map(tap).collect();
         for tap in &taps {
             netns.tap(tap)?;
@@ -32,6 +42,7 @@ impl Lans {
             daemon,
             netns,
             socket,
+            laned,
             lab,
         })
     }
@@ -42,6 +53,11 @@ impl Lans {
             format!("virtio_uml.device={}:1", self.socket.display()),
             format!("vec0:transport=tap,ifname={},depth=128,gro=1", tap(guest)),
         ]
+    }
+
+    /// Another card, behind `eth0`, on the switch that has lanes.
+    pub(super) fn laned_card(&self) -> String {
+        format!("virtio_uml.device={}:1", self.laned.display())
     }
 }
 
