@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::FileType;
 use vnplug_ring::control::Grant;
 use vnplug_ring::layout::MAX_SNAPLEN;
 
@@ -33,6 +34,7 @@ use crate::watch::Watch;
 use vnplug_filter::{Compiler, FilterError, Jit};
 use vnplug_os::kept::Kept;
 use vnplug_os::namespace::Entrance;
+use vnplug_os::placed::Placed;
 use vnplug_os::privileges::Keep;
 use vnplug_os::service::Manager;
 use vnplug_os::socket::{listen, passed_listener};
@@ -205,7 +207,7 @@ fn serve(
     let awake = config.wake_us.map(Awake::open).transpose();
     let awake =
         awake.map_err(|error| format!("cannot have CPUs wake sooner (wake_us): {error}"))?;
-    give_files_to(user, made, &config)?;
+    give_files_to(user, &listener, made, &config)?;
     let mut compiler = Compiler::new("/proc/self/exe".into());
     if let Err(error) = compiler.start() {
         log::warn!(target: "filter", "filters cannot be compiled now: {error}");
@@ -506,6 +508,7 @@ fn warn_unknown(hub: &Hub, name: &str) {
 /// somebody's, and stays so.
 fn give_files_to(
     user: Option<(u32, u32)>,
+    listener: &OwnedFd,
     made: &[PathBuf],
     config: &Config,
 ) -> Result<(), String> {
@@ -515,14 +518,23 @@ fn give_files_to(
         .map(privileges::group)
         .transpose()
         .map_err(|error| error.to_string())?;
-    let dirs = made.iter().map(|dir| (dir.as_path(), None));
-    for (path, group) in std::iter::once((config.socket.as_path(), group)).chain(dirs) {
-        let uid = user.map(|(uid, _)| uid);
-        let gid = group.or(user.map(|(_, gid)| gid));
-        if uid.is_some() || gid.is_some() {
-            std::os::unix::fs::chown(path, uid, gid)
-                .map_err(|error| format!("{}: {error}", path.display()))?;
+    let uid = user.map(|(uid, _)| uid);
+    let of_user = user.map(|(_, gid)| gid);
+    let in_path = |path: &Path, error| format!("{}: {error}", path.display());
+    // By descriptors: the user may have put a link to something else in its place.
+    if uid.is_some() || group.is_some() {
+        let socket = Placed::of_socket(listener, &config.socket);
+        let given = socket.and_then(|it| it.give(uid, group.or(of_user)));
+        given.map_err(|error| in_path(&config.socket, error))?;
+    }
+    let us = rustix::process::geteuid().as_raw();
+    for dir in made.iter().filter(|_| uid.is_some()) {
+        let found = Placed::open(dir).map_err(|error| in_path(dir, error))?;
+        if found.kind() != FileType::Directory || found.owner() != us {
+            return Err(format!("{} is not what was made", dir.display()));
         }
+        let given = found.give(uid, of_user);
+        given.map_err(|error| in_path(dir, error))?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 //!
 //! - Memory that others reach: [`memory`], [`packet_file`], [`umem`], [`sigbus`], [`mappings`].
 //! - Sockets that receive a wire: [`packet`], [`xdp`], and the kernel programs below them, [`bpf`].
-//! - Peers: [`socket`], [`closer`] (closes what a peer can make slow to close), [`noise`] (how
+//! - Peers: [`socket`], [`placed`] (files where somebody else may put others), [`closer`] (closes what a peer can make slow to close), [`noise`] (how
 //!   much a peer can make us log).
 //! - The process: [`privileges`], [`namespace`], [`signals`], [`service`] (what a service manager is told), [`kept`] (what it keeps), [`event`],
 //!   [`interface`], [`links`], [`statistics`] and [`netlink`] (what interfaces there are), [`prefetch`], and memory for machine code ([`executable`]).
@@ -24,6 +24,7 @@ pub mod netlink;
 pub mod noise;
 pub mod packet;
 pub mod packet_file;
+pub mod placed;
 pub mod prefetch;
 pub mod privileges;
 pub mod service;

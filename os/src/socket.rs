@@ -6,7 +6,7 @@ use std::fmt;
 use std::io;
 use std::io::IoSliceMut;
 use std::num::NonZeroU32;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -16,6 +16,8 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SocketAddrUnix, SocketFlags,
     SocketType, bind, recv, recvmsg, socket_with,
 };
+
+use crate::placed::Placed;
 
 /// What a stranger's socket had.
 #[derive(Debug, PartialEq, Eq)]
@@ -81,6 +83,20 @@ pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
     }
 }
 
+/// The file that a socket was bound to, also if its name is another's by now.
+///
+/// # Errors
+/// The process lacks `CAP_NET_ADMIN`, the socket has no file, Linux < 4.17; or the system's.
+pub(crate) fn file_of(socket: impl AsFd) -> io::Result<OwnedFd> {
+    // SAFETY: the request takes no argument, and touches no memory of ours.
+    let file = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), SIOCUNIXFILE) };
+    if file < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel made this descriptor now, for us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(file) })
+}
+
 /// Makes the kernel refuse descriptors sent to a socket (the sender gets `EPERM`), or to those that
 /// a listener accepts; or reverts that. False: Linux < 6.16, which cannot.
 pub fn pass_rights(socket: impl AsFd, pass: bool) -> bool {
@@ -143,6 +159,8 @@ pub fn has_urgent(socket: impl AsFd) -> io::Result<bool> {
     Ok(urgent[0].revents().contains(PollFlags::PRI))
 }
 
+/// `linux/un.h`.
+const SIOCUNIXFILE: libc::Ioctl = 0x89e0;
 /// `asm-generic/socket.h` of Linux 6.16.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
@@ -159,7 +177,6 @@ pub fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
 /// # Errors
 /// As [`listen`].
 pub fn listen_for(path: &Path, mode: u32, kind: SocketType) -> io::Result<OwnedFd> {
-    use std::os::unix::fs::PermissionsExt;
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
         use std::os::unix::fs::FileTypeExt;
         if !metadata.file_type().is_socket() {
@@ -197,9 +214,11 @@ pub fn listen_for(path: &Path, mode: u32, kind: SocketType) -> io::Result<OwnedF
     bound.map_err(in_path)?;
     rustix::net::listen(&listener, WAITING).map_err(in_path)?;
     // A directory's default access list goes before the mask.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).inspect_err(|_| {
+    let placed = Placed::of_socket(&listener, path);
+    placed.and_then(|it| it.set_mode(mode)).map_err(|error| {
         // A socket that nobody serves only misleads.
         let _ = std::fs::remove_file(path);
+        io::Error::new(error.kind(), format!("{}: {error}", path.display()))
     })?;
     // If the kernel can, it refuses descriptors from every client, unless one is allowed to later.
     pass_rights(&listener, false);
@@ -212,7 +231,6 @@ pub fn listen_for(path: &Path, mode: u32, kind: SocketType) -> io::Result<OwnedF
 /// It is another kind of socket, or lies elsewhere; or the system's.
 pub fn passed_listener(listener: OwnedFd, path: &Path, mode: u32) -> io::Result<OwnedFd> {
     use rustix::net::sockopt::{socket_acceptconn, socket_type};
-    use std::os::unix::fs::PermissionsExt;
     let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
     let address = rustix::net::getsockname(&listener)?;
     let address = SocketAddrUnix::try_from(address)
@@ -231,7 +249,8 @@ pub fn passed_listener(listener: OwnedFd, path: &Path, mode: u32) -> io::Result<
     }
     let flags = rustix::fs::fcntl_getfl(&listener)?;
     rustix::fs::fcntl_setfl(&listener, flags | rustix::fs::OFlags::NONBLOCK)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    // NB: the daemon is root here, and its user may put anything there.
+    Placed::of_socket(&listener, path)?.set_mode(mode)?;
     pass_rights(&listener, false);
     Ok(listener)
 }
@@ -318,6 +337,23 @@ mod tests {
         assert_eq!(receive(&ours, &mut bytes).unwrap(), Heard::Bytes(2));
         assert_eq!(receive(&ours, &mut bytes).unwrap(), Heard::Bytes(1));
         assert_eq!(receive(&ours, &mut bytes).unwrap(), Heard::Bytes(0));
+    }
+
+    #[test]
+    fn a_managers_socket_has_its_mode_set_and_nothing_in_its_place() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = vnplug_testing::TestDir::new("placed");
+        let (path, victim) = (dir.path("sock"), dir.path("victim"));
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
+        let passed = OwnedFd::from(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let ours = passed_listener(passed.try_clone().unwrap(), &path, 0o640);
+        assert_eq!((ours.is_ok(), mode(&path)), (true, 0o640));
+        std::fs::write(&victim, "").unwrap();
+        let before = mode(&victim);
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&victim, &path).unwrap();
+        passed_listener(passed, &path, 0o666).unwrap_err();
+        assert_eq!(mode(&victim), before);
     }
 
     #[test]

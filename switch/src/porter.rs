@@ -4,7 +4,7 @@ use std::fs::{DirBuilder, DirEntry, File, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{
-    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown,
+    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,12 +14,13 @@ use std::time::Duration;
 
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags, flock, open, statx};
+use rustix::fs::{FileType, FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, socket_with,
 };
 use vnplug_os::closer::{Closers, PeerFd};
+use vnplug_os::placed::Placed;
 use vnplug_os::privileges::user_name;
 use vnplug_os::socket::{self, Peer};
 use vnplug_os::{event, peer_log};
@@ -59,22 +60,22 @@ impl Default for Access {
 }
 
 impl Access {
-    /// Gives a file to the user that the daemon will be, and to the group.
-    pub(crate) fn give(&self, path: &Path) -> io::Result<()> {
+    /// The user that the daemon will be, and the group, who are to have its files.
+    fn whose(&self) -> (Option<u32>, Option<u32>) {
         let uid = self.user.map(|(uid, _)| uid);
-        let gid = self.group.or(self.user.map(|(_, gid)| gid));
-        if uid.is_none() && gid.is_none() {
-            return Ok(());
-        }
-        chown(path, uid, gid).map_err(|error| at(path, error))
+        (uid, self.group.or(self.user.map(|(_, gid)| gid)))
     }
 
     /// Listens at a path for connections of this kind.
     pub(crate) fn listen(&self, path: &Path, kind: SocketType) -> io::Result<OwnedFd> {
         let listener = socket::listen_for(path, self.mode, kind)?;
-        self.give(path).inspect_err(|_| {
+        let (uid, gid) = self.whose();
+        let placed = Placed::of_socket(&listener, path);
+        let given = placed.and_then(|it| it.give(uid, gid));
+        given.map_err(|error| {
             // A socket that nobody serves only misleads.
             let _ = std::fs::remove_file(path);
+            at(path, error)
         })?;
         Ok(listener)
     }
@@ -216,7 +217,8 @@ impl Directory {
         lock.set_permissions(Permissions::from_mode(dir_mode))
             .map_err(in_dir)?;
         let real = std::fs::canonicalize(dir).map_err(in_dir)?;
-        access.give(&real)?;
+        let (uid, gid) = access.whose();
+        fchown(&lock, uid, gid).map_err(in_dir)?;
         Ok(Self {
             _lock: lock,
             made,
@@ -273,16 +275,12 @@ fn is_for_switches(dir: &Path) -> io::Result<bool> {
 /// What is wrong with it.
 pub(crate) fn find_socket(path: &Path) -> Result<(OwnedFd, u32), String> {
     let named = path.display();
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = open(path, flags, Mode::empty()).map_err(|error| format!("{named}: {error}"))?;
-    // Asks no file system that a client may serve.
-    let flags = AtFlags::EMPTY_PATH | AtFlags::from_bits_retain(AT_STATX_DONT_SYNC);
-    let found = statx(&file, "", flags, StatxFlags::BASIC_STATS)
-        .map_err(|error| format!("{named}: {error}"))?;
-    if FileType::from_raw_mode(u32::from(found.stx_mode)) != FileType::Socket {
+    let found = Placed::open(path).map_err(|error| format!("{named}: {error}"))?;
+    if found.kind() != FileType::Socket {
         return Err(format!("{named} is no socket"));
     }
-    Ok((file, found.stx_uid))
+    let owner = found.owner();
+    Ok((found.into(), owner))
 }
 
 /// A datagram socket that is connected to a client's, and bound to no name.
@@ -300,13 +298,14 @@ pub(crate) fn name_for(ours: &OwnedFd, path: &Path, uid: u32, access: &Access) -
     bind(ours, &SocketAddrUnix::new(path)?)?;
     // Without the right to give files away, who may use the entrance may connect to it. Nobody
     // but the client can send to a socket that is connected to the client's.
-    let given = chown(path, Some(uid), access.group).is_ok();
-    let mode = if given {
-        access.mode & 0o700
-    } else {
-        access.mode
-    };
-    let named = std::fs::set_permissions(path, Permissions::from_mode(mode));
+    let named = Placed::of_socket(ours, path).and_then(|placed| {
+        let given = placed.give(Some(uid), access.group).is_ok();
+        placed.set_mode(if given {
+            access.mode & 0o700
+        } else {
+            access.mode
+        })
+    });
     named.inspect_err(|_| {
         let _ = std::fs::remove_file(path);
     })
@@ -318,5 +317,3 @@ fn at(path: &Path, error: io::Error) -> io::Error {
 
 /// How long to wait for descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
-/// `linux/fcntl.h`.
-const AT_STATX_DONT_SYNC: u32 = 0x4000;

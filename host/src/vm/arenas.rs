@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{DirEntry, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
 
+use rustix::fs::FileType;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use vnplug_ring::arena::header;
@@ -24,6 +24,7 @@ use crate::hub::Peer;
 use crate::hub::policy::{Policy, Sight};
 use crate::hub::{Home, HostGroupSize, Refusal, arena_bytes};
 use vnplug_os::memory::{GoOn, Pool, pool_file};
+use vnplug_os::placed::Placed;
 use vnplug_path::source::lent::{PacketDir, is_packets};
 
 /// A group of the host that a VM may join, as it is written down.
@@ -230,13 +231,16 @@ fn packets(dirs: &Dirs) -> Vec<PathBuf> {
 
 /// Takes back from users that QEMU runs as what `vnplug attach` gave them: no VM maps it any more.
 pub(crate) fn withdraw(path: &Path) {
-    let mode = std::fs::Permissions::from_mode(0o600);
-    let done = match rustix::fs::removexattr(path, ACL) {
-        Ok(()) => std::fs::set_permissions(path, mode),
+    let withdraw = |file: Placed| match rustix::fs::removexattr(file.path(), ACL) {
+        Ok(()) => file.set_mode(0o600),
         // None was given, or there are no lists.
         Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
         Err(error) => Err(error.into()),
     };
+    let done = Placed::open(path).and_then(|file| match file.kind() {
+        FileType::RegularFile => withdraw(file),
+        _ => Err(io::Error::other("it is no regular file")),
+    });
     if let Err(error) = done {
         log::warn!(target: "vm", "{}: {error}", path.display());
     }
@@ -253,6 +257,8 @@ mod tests {
     use vnplug_ring::arena::ArenaGeometry;
     use vnplug_ring::layout::Meta;
     use vnplug_ring::{Arena, ArenaReader};
+
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
