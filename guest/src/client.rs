@@ -69,6 +69,15 @@ impl Client {
         self.connection.server()
     }
 
+    /// The user that the daemon is now: the files that it names are to be this user's before somebody of more rights
+    /// changes them.
+    ///
+    /// # Errors
+    /// Those of any request; the kernel does not say.
+    pub fn server_user(&mut self) -> Result<u32, Error> {
+        self.connection.server_user()
+    }
+
     /// The sources that may be opened.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
     SocketType, connect, recvmsg, send, sendmsg, shutdown, socket_with,
+    sockopt::set_socket_passcred,
 };
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
 use vnplug_ring::control::{
@@ -25,6 +26,7 @@ use vnplug_ring::control::{
 use vnplug_ring::direct::SLOTS;
 
 use crate::error::Error;
+use crate::peer;
 
 /// Where to connect: `explicit`, else `$VNPLUG_SOCKET`, else [`DEFAULT_SOCKET`].
 ///
@@ -171,6 +173,41 @@ impl Connection {
         let answer = self.exchange(request, fd);
         self.limit = usual;
         answer
+    }
+
+    /// The user that the other side's process is now.
+    ///
+    /// NB: not `SO_PEERCRED`, which tells who began to listen: root, before the daemon became another user, or a service manager.
+    pub(crate) fn server_user(&mut self) -> Result<u32, Error> {
+        let system = Error::system("cannot ask who the daemon is");
+        set_socket_passcred(&*self.socket, true).map_err(system)?;
+        let deadline = Instant::now() + self.limit;
+        // What was said before does not tell.
+        self.gather()?;
+        self.take_id();
+        let asked = self.send(&Message::List.encode(self.last_id, 0), None, deadline);
+        let told = asked
+            .and_then(|()| await_ready(self.socket.as_fd(), PollFlags::IN, deadline))
+            .and_then(|()| {
+                let writer = peer::writer_of(&*self.socket);
+                writer.map_err(|error| {
+                    let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                    Error::system("cannot learn who the daemon is")(errno)
+                })
+            });
+        let told = told.and_then(|writer| self.answer(deadline).map(|answer| (writer, answer)));
+        if let Err(error) = &told {
+            self.die(error);
+        }
+        let (writer, answer) = told?;
+        // Who refuses has said who he is, too.
+        match self.judged(answer) {
+            Ok(_) | Err(Error::Refused { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        set_socket_passcred(&*self.socket, false)
+            .map_err(Error::system("cannot ask who the daemon is"))?;
+        Ok(writer.uid)
     }
 
     /// Takes the descriptors that came with an Opened: the memory (or the words' and the

@@ -9,12 +9,13 @@
 //! or of the domain's process under libvirt. Where a manager made that socket and handed it over,
 //! the process is the manager; `--qemu-user` then names the user.
 
-use std::os::unix::fs::{MetadataExt, chown};
+use std::io;
 use std::path::Path;
 
-use rustix::fs::{XattrFlags, getxattr, setxattr};
+use rustix::fs::{FileType, XattrFlags, getxattr, setxattr};
 use rustix::io::Errno;
 use serde_json::json;
+use vnplug_os::placed::Placed;
 use vnplug_ring::control::VmReady;
 
 use super::monitor::{Monitor, MonitorError};
@@ -73,54 +74,82 @@ pub(crate) fn parse_owner(text: &str) -> Result<Owner, String> {
 
 /// Gives the pool and the sockets to `owner` where they are not theirs already.
 ///
+/// Whoever runs this may have more rights than the daemon, whose user is `daemon`. So nothing is done to what is not the
+/// daemon's: it could name any file.
+///
 /// # Errors
-/// The file that could not be given away; only root may.
-pub(crate) fn hand_over(ready: &VmReady, owner: Owner) -> Result<(), Failure> {
-    // Root opens everything.
-    if owner.uid == 0 {
-        return Ok(());
-    }
-    for path in [&ready.pool_path, &ready.control_path, &ready.doorbell_path] {
+/// The file that could not be given away; only root may. Or one that is not the daemon's.
+pub(crate) fn hand_over(ready: &VmReady, daemon: u32, owner: Owner) -> Result<(), Failure> {
+    let pool = (&ready.pool_path, FileType::RegularFile);
+    let sockets = [&ready.control_path, &ready.doorbell_path].map(|it| (it, FileType::Socket));
+    for (path, kind) in std::iter::once(pool).chain(sockets) {
         if path.is_empty() {
             continue;
         }
-        let about = |error| {
+        let about = |error: io::Error| {
             let to = format!("cannot open {path} to user {} that QEMU runs as", owner.uid);
-            Failure::new(format!("{to}: {error}; run this as root"))
+            Failure::new(format!("{to}: {error}{}", advice(&error)))
         };
-        let metadata = std::fs::metadata(Path::new(path)).map_err(about)?;
-        if metadata.uid() == owner.uid {
+        let file = named(path, kind, daemon, owner.uid).map_err(about)?;
+        // Root opens everything.
+        if owner.uid == 0 || file.owner() == owner.uid {
             continue;
         }
         let list = access_list(6, &[owner.uid]);
-        match setxattr(path, ACL_ATTRIBUTE, &list, XattrFlags::empty()) {
-            Err(Errno::OPNOTSUPP) => chown(path, Some(owner.uid), Some(owner.gid)),
-            other => other.map_err(std::io::Error::from),
+        match setxattr(file.path(), ACL_ATTRIBUTE, &list, XattrFlags::empty()) {
+            Err(Errno::OPNOTSUPP) => file.give(Some(owner.uid), Some(owner.gid)),
+            other => other.map_err(io::Error::from),
         }
         .map_err(about)?;
     }
     ready
         .arenas
         .iter()
-        .try_for_each(|(path, _)| let_read(path, owner.uid))
+        .try_for_each(|(path, _)| let_read(path, daemon, owner.uid))
+}
+
+/// What lies at a path that the daemon named, if it is of this kind, and the daemon's or already QEMU's user's.
+fn named(path: &str, kind: FileType, daemon: u32, qemu: u32) -> io::Result<Placed> {
+    let file = Placed::open(Path::new(path))?;
+    let owner = file.owner();
+    let what = match kind {
+        _ if file.kind() == FileType::Symlink => "it is a link".to_owned(),
+        FileType::Socket if file.kind() != kind => "it is no socket".to_owned(),
+        _ if file.kind() != kind => "it is no regular file".to_owned(),
+        // What is root's is not the daemon's because a QEMU is root's, too.
+        _ if owner != daemon && (owner != qemu || qemu == 0) => {
+            format!("it belongs to user {owner}, and the daemon that named it is user {daemon}")
+        }
+        _ => return Ok(file),
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidData, what))
+}
+
+/// What to do about an error, if more rights help.
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::InvalidData => "; nothing was changed",
+        _ => "; run this as root",
+    }
 }
 
 /// Lets `uid` read a group's arenas, beside the users of its other VMs; nobody but the daemon may
 /// write them.
-fn let_read(path: &str, uid: u32) -> Result<(), Failure> {
-    let about = |error: std::io::Error| {
+fn let_read(path: &str, daemon: u32, uid: u32) -> Result<(), Failure> {
+    let about = |error: io::Error| {
         let hint = match error.raw_os_error() {
-            Some(libc::EOPNOTSUPP) => "the daemon's --pool-dir needs access lists: use a tmpfs",
-            _ => "run this as root",
+            Some(libc::EOPNOTSUPP) => "; the daemon's --pool-dir needs access lists: use a tmpfs",
+            _ => advice(&error),
         };
         let to = format!("cannot let user {uid}, that QEMU runs as, read {path}");
-        Failure::new(format!("{to}: {error}; {hint}"))
+        Failure::new(format!("{to}: {error}{hint}"))
     };
-    if std::fs::metadata(path).map_err(about)?.uid() == uid {
+    let file = named(path, FileType::RegularFile, daemon, uid).map_err(about)?;
+    if uid == 0 || file.owner() == uid {
         return Ok(());
     }
     let mut list = vec![0; 1 << 16];
-    let mut users = match getxattr(path, ACL_ATTRIBUTE, &mut list) {
+    let mut users = match getxattr(file.path(), ACL_ATTRIBUTE, &mut list) {
         Ok(len) => users_of(&list[..len]),
         Err(Errno::NODATA) => Vec::new(),
         Err(errno) => return Err(about(errno.into())),
@@ -131,23 +160,29 @@ fn let_read(path: &str, uid: u32) -> Result<(), Failure> {
     users.push(uid);
     users.sort_unstable();
     let list = access_list(4, &users);
-    setxattr(path, ACL_ATTRIBUTE, &list, XattrFlags::empty()).map_err(|errno| about(errno.into()))
+    let set = setxattr(file.path(), ACL_ATTRIBUTE, &list, XattrFlags::empty());
+    set.map_err(|errno| about(errno.into()))
 }
 
-/// Lets `uid` use a socket that others use, too, beside everybody who may already.
-pub(super) fn let_in(path: &str, uid: u32) -> std::io::Result<()> {
-    let metadata = std::fs::metadata(path)?;
-    if uid == 0 || metadata.uid() == uid {
+/// Lets `uid` use a socket of the daemon's that others use, too, beside everybody who may already.
+pub(super) fn let_in(path: &str, daemon: u32, uid: u32) -> io::Result<()> {
+    let file = named(path, FileType::Socket, daemon, uid)?;
+    if uid == 0 || file.owner() == uid {
         return Ok(());
     }
     let mut list = vec![0; 1 << 16];
-    let old = match getxattr(path, ACL_ATTRIBUTE, &mut list) {
+    let old = match getxattr(file.path(), ACL_ATTRIBUTE, &mut list) {
         Ok(len) => &list[..len],
         Err(Errno::NODATA) => &[],
         Err(errno) => return Err(errno.into()),
     };
-    let list = list_with(old, metadata.mode(), uid);
-    Ok(setxattr(path, ACL_ATTRIBUTE, &list, XattrFlags::empty())?)
+    let list = list_with(old, file.mode(), uid);
+    Ok(setxattr(
+        file.path(),
+        ACL_ATTRIBUTE,
+        &list,
+        XattrFlags::empty(),
+    )?)
 }
 
 /// An access list, or what a file of this mode has instead, and that `uid` may read and write.
@@ -277,6 +312,63 @@ mod tests {
         let second = list_with(&first, 0o660, 7);
         assert_eq!(users_of(&second), [7, 64055]);
         assert_eq!(list_with(&second, 0o660, 7), second);
+    }
+
+    #[test]
+    fn nothing_is_done_to_what_is_not_the_daemons() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let dir = vnplug_testing::TestDir::new("access");
+        let [pool, control, strangers] = ["pool", "control", "strangers"].map(|it| dir.path(it));
+        std::fs::write(&pool, "").unwrap();
+        std::fs::write(&strangers, "").unwrap();
+        std::fs::set_permissions(&pool, PermissionsExt::from_mode(0o600)).unwrap();
+        let _listener = std::os::unix::net::UnixListener::bind(&control).unwrap();
+        let us = rustix::process::geteuid().as_raw();
+        let qemu = Owner {
+            uid: us.wrapping_add(1),
+            gid: 7,
+        };
+        let text = |path: &std::path::PathBuf| path.to_str().unwrap().to_owned();
+        let ready = |pool: &str, control: &str, arenas: &[&str]| VmReady {
+            pool_path: pool.to_owned(),
+            pool_len: 0,
+            control_path: control.to_owned(),
+            doorbell_path: String::new(),
+            arenas: arenas.iter().map(|it| ((*it).to_owned(), 0)).collect(),
+        };
+        let has_list = |path: &std::path::PathBuf| {
+            let mut list = [0; 64];
+            getxattr(path, ACL_ATTRIBUTE, &mut list).is_ok()
+        };
+        let (pool_at, control_at) = (text(&pool), text(&control));
+        let link = dir.path("link");
+        std::os::unix::fs::symlink(&strangers, &link).unwrap();
+        let link = text(&link);
+        for (it, daemon) in [
+            (ready(&link, "", &[]), us),
+            (ready("", &link, &[]), us),
+            (ready("", "", &[&link]), us),
+            (ready("", &text(&strangers), &[]), us),
+            (ready(&control_at, "", &[]), us),
+            (ready(&text(&strangers), "", &[]), us.wrapping_add(2)),
+            (ready("", &control_at, &[]), us.wrapping_add(2)),
+            (ready("", "", &[&text(&strangers)]), us.wrapping_add(2)),
+        ] {
+            hand_over(&it, daemon, qemu).unwrap_err();
+            // Not for root's QEMU either, which would open it.
+            hand_over(&it, daemon, Owner { uid: 0, gid: 0 }).unwrap_err();
+        }
+        let_in(&link, us, qemu.uid).unwrap_err();
+        let_in(&control_at, us.wrapping_add(2), qemu.uid).unwrap_err();
+        for path in [&pool, &strangers, &control] {
+            assert!(!has_list(path), "{}", path.display());
+            assert_eq!(std::fs::metadata(path).unwrap().uid(), us);
+        }
+        // The control: what is the daemon's.
+        hand_over(&ready(&pool_at, &control_at, &[&pool_at]), us, qemu).unwrap();
+        let_in(&control_at, us, qemu.uid).unwrap();
+        let given = std::fs::metadata(&pool).unwrap().uid() == qemu.uid;
+        assert!(given || has_list(&pool) && has_list(&control));
     }
 
     #[test]

@@ -214,9 +214,11 @@ impl Attach {
             Some(owner) => Some(owner),
             None => monitor.qemu_user()?,
         };
+        let daemon = client.server_user()?;
         for (spec, place) in missing.into_iter().zip(places) {
             let entrances = Entrances::of(client, &spec.switch)?;
             let choice = nic::choose(monitor, &entrances, spec.via, owner)?;
+            let owner = owner.map(|owner| (owner, daemon));
             out::line(&nic::plug(monitor, name, spec, &choice, owner, &place)?)?;
         }
         Ok(())

@@ -131,12 +131,13 @@ impl Attach {
         };
         let mut client = connect()?;
         let owner = domain.owner()?;
+        let daemon = client.server_user()?;
         let ready = client.attach_vm(VmSpec {
             // The daemon has it ready again after a boot of the host, before the domain starts.
             stays_for: Some(user.uid),
             ..self.spec(owner)
         })?;
-        let done = self.write(&domain, &ready, user);
+        let done = self.write(&domain, (&ready, daemon), user);
         if done.is_err()
             && domain
                 .own(name, Place::Config)
@@ -156,10 +157,15 @@ impl Attach {
     }
 
     /// False if all is there.
-    fn write(&self, domain: &Domain, ready: &VmReady, user: Owner) -> Result<bool, Failure> {
+    fn write(
+        &self,
+        domain: &Domain,
+        (ready, daemon): (&VmReady, u32),
+        user: Owner,
+    ) -> Result<bool, Failure> {
         let name = &self.vm.name;
         let wanted = elements(ready).map_err(|why| Failure::about(name, why))?;
-        access::hand_over(ready, user)?;
+        access::hand_over(ready, daemon, user)?;
         let (mut is_there, mut old) = (true, Vec::new());
         for place in domain.places() {
             let own = domain.own(name, *place)?;

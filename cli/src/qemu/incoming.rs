@@ -28,7 +28,7 @@ use vnplug_ring::control::{HOST_PREFIX, VmReady};
 
 use super::monitor::{Monitor, MonitorError};
 use super::parts::{self, Kind, Left, Part};
-use super::slots::{self, DeviceAddress};
+use super::slots;
 use super::{Attach, access};
 use crate::failure::{Failure, OK, Outcome};
 use crate::{out, sys};
@@ -107,6 +107,7 @@ impl Attach {
         let devices = parts.iter().filter(is_missing).filter(pci).count();
         slots::choose(monitor, &self.buses, devices)?
             .map_err(|no_room| Failure::about(name, no_room))?;
+        let daemon = client.server_user()?;
         let ready = client.attach_vm(self.spec(owner))?;
         // Of one that is about to come with its devices nothing can go before it is here.
         if !self.come && self.has_lost_memory(monitor, &parts, &present, &ready)? {
@@ -117,7 +118,7 @@ impl Attach {
         let first: Vec<&Part> = parts.iter().filter(is_first).collect();
         let prepared = self
             .check_needs(&ready, is_prepared)
-            .and_then(|()| self.plug(monitor, &first, &ready, Vec::<DeviceAddress>::new()));
+            .and_then(|()| self.plug(monitor, &first, (&ready, daemon), Vec::new()));
         if let Err(failure) = prepared {
             self.forget(&mut client, owner);
             return Err(failure);
@@ -129,7 +130,9 @@ impl Attach {
         if let Ok(Waited::Sent) = ended {
             let goes = |it: &&Part| self.movable && it.goes_along() && it.is_device();
             let devices: Vec<&Part> = parts.iter().filter(goes).collect();
-            if let Err(failure) = self.plug(monitor, &devices, &ready, self.places.clone()) {
+            if let Err(failure) =
+                self.plug(monitor, &devices, (&ready, daemon), self.places.clone())
+            {
                 // Why it fails is what is said.
                 let _ = self.give_up(monitor, connect, &parts, owner);
                 return Err(failure);

@@ -211,7 +211,7 @@ fn shares_memory(monitor: &mut dyn Monitor) -> Result<bool, MonitorError> {
     Ok(ram.peek().is_some() && ram.all(|memory| memory["share"] == true))
 }
 
-/// Plugs an interface; what was plugged, for people.
+/// Plugs an interface, for a QEMU of `owner` at an entrance of a daemon that is the user beside it; what was plugged, for people.
 ///
 /// # Errors
 /// It could not be plugged; what was done is taken back.
@@ -220,15 +220,15 @@ pub(super) fn plug(
     vm: &str,
     spec: &NicSpec,
     choice: &Choice,
-    owner: Option<Owner>,
+    owner: Option<(Owner, u32)>,
     place: &DeviceAddress,
 ) -> Result<String, Failure> {
     let ids = Ids::of(vm, &spec.switch)?;
     // What an interrupted command left.
     forget(monitor, &ids)?;
-    if let Some(owner) = owner {
+    if let Some((owner, daemon)) = owner {
         // If it is not possible, QEMU may still be let in by its groups; else it says so.
-        let let_in = access::let_in(&choice.path, owner.uid);
+        let let_in = access::let_in(&choice.path, daemon, owner.uid);
         let_in.unwrap_or_else(|error| log::info!("{}: {error}", choice.path));
     }
     let mac = spec.mac_for(vm);

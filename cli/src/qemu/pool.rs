@@ -46,6 +46,7 @@ impl Attach {
         let (mut missing, mut places) = self.missing(monitor, buses, &parts, &present)?;
 
         let owner = access::identity(monitor)?;
+        let daemon = client.server_user()?;
         let ready = client.attach_vm(self.spec(owner))?;
         if ready.arenas.len() != self.groups.len() {
             let text = "the daemon is too old for --group: update it";
@@ -71,7 +72,7 @@ impl Attach {
             return Ok(client);
         }
         let all: Vec<&Part> = missing.iter().collect();
-        if let Err(failure) = self.plug(monitor, &all, &ready, places) {
+        if let Err(failure) = self.plug(monitor, &all, (&ready, daemon), places) {
             if missing.len() == parts.len() {
                 // Nothing of this VM was here before, so the daemon need not know it either.
                 client.detach_own_vm(name, owner).unwrap_or_else(|error| {
@@ -158,12 +159,12 @@ impl Attach {
         }
     }
 
-    /// Adds the missing parts, or none of them.
+    /// Adds the missing parts, or none of them; `daemon` is the user who named what is plugged.
     pub(super) fn plug(
         &self,
         monitor: &mut dyn Monitor,
         missing: &[&Part],
-        ready: &VmReady,
+        (ready, daemon): (&VmReady, u32),
         places: Vec<DeviceAddress>,
     ) -> Result<(), Failure> {
         let name = &self.vm.name;
@@ -172,7 +173,7 @@ impl Attach {
             None => monitor.qemu_user()?,
         };
         if let Some(owner) = owner {
-            access::hand_over(ready, owner)?;
+            access::hand_over(ready, daemon, owner)?;
         }
         let mut places = places.into_iter();
         let mut done: Vec<Part> = Vec::new();
