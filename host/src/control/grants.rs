@@ -295,7 +295,8 @@ impl Control {
         let end = match regrant.what {
             What::One { keep: false, .. } => Ok(Message::Done),
             What::One { change, text, .. } => {
-                let kept = self.grants.keep(&change, &text);
+                let file = self.reloads.config.policy(0).grants();
+                let kept = self.grants.keep(&change, &text, &file);
                 kept.map(|()| Message::Done).map_err(|error| {
                     let what = format!("it is changed, but not kept for a restart: {error}");
                     Refusal::new(code::INTERNAL, what)
@@ -401,20 +402,22 @@ impl Control {
 
     /// Whether there is something to take.
     fn has_grant(&self, change: &Change) -> bool {
-        let Change { kind, given, .. } = change;
-        let is_it = |source: &str, rest: &str| {
-            source == given.source && (given.rest.is_empty() || rest == given.rest)
+        let attached = |grant: Grant| {
+            let given = Given {
+                whom: change.given.whom.clone(),
+                source: grant.source,
+                rest: grant.filter,
+            };
+            change.is_about(GrantKind::See, &given)
         };
         let all = self.policy.grants();
-        let is_own = |(of, it): &(GrantKind, Given)| {
-            of == kind && it.whom == given.whom && is_it(&it.source, &it.rest)
-        };
-        let attached = self.vms.grants(&given.whom);
-        all.iter().any(is_own)
-            || *kind == GrantKind::See
-                && attached
-                    .iter()
-                    .any(|it: &Grant| is_it(&it.source, &it.filter))
+        all.iter()
+            .any(|(kind, given)| change.is_about(*kind, given))
+            || self
+                .vms
+                .grants(&change.given.whom)
+                .into_iter()
+                .any(attached)
     }
 
     fn list_grants(&self) -> Vec<Counted> {

@@ -43,7 +43,7 @@ impl KeptGrants {
     /// It cannot be read.
     pub(crate) fn restore(state: &Path, policy: &mut Policy) -> Result<Self, String> {
         let path = state.join("vms").join("grants");
-        let kept = match record::read(&path) {
+        let kept = match record::read_kept(&path) {
             Ok(text) => toml::from_str::<Kept>(&text).map_err(|error| error.to_string()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Kept::default()),
             Err(error) => Err(error.to_string()),
@@ -88,45 +88,81 @@ impl KeptGrants {
         }
     }
 
-    /// Keeps a change for the next daemon; `text` is its grant as it was given.
-    pub(crate) fn keep(&mut self, change: &Change, text: &str) -> io::Result<()> {
+    /// Keeps a change for the next daemon; `text` is its grant as it was given, and `file` are the grants of the
+    /// configuration.
+    ///
+    /// # Errors
+    /// It cannot be written down, or would be longer than what is read again.
+    pub(crate) fn keep(
+        &mut self,
+        change: &Change,
+        text: &str,
+        file: &[(GrantKind, Given)],
+    ) -> io::Result<()> {
         let mut new = self.kept.clone();
-        new.add(change, text);
+        new.add(change, text, file);
         let text = toml::to_string(&new).map_err(io::Error::other)?;
-        record::write(&self.path, &text)?;
+        record::write_kept(&self.path, &text)?;
         self.kept = new;
         Ok(())
     }
 }
 
 impl Kept {
-    /// What is changed takes the place of what it undoes.
-    fn add(&mut self, change: &Change, text: &str) {
+    /// What is changed takes the place of what it undoes. What is taken, and the configuration does not give, leaves nothing:
+    /// else the names of all that ever was would be kept.
+    fn add(&mut self, change: &Change, text: &str, file: &[(GrantKind, Given)]) {
         let given = &change.given;
-        let is_undone = |line: &Line| {
+        let is_in_file = |change: &Change| file.iter().any(|(kind, it)| change.is_about(*kind, it));
+        let mut new = Vec::with_capacity(self.change.len() + 1);
+        for line in self.change.drain(..) {
             let Ok(before) = line.change() else {
-                return false;
+                new.push(line);
+                continue;
             };
             let is_like = before.kind == change.kind
                 && before.given.whom == given.whom
                 && before.given.source == given.source;
             let is_same = before.given.rest == given.rest;
-            match change.action {
-                GrantAction::Add => is_like && is_same && before.action == GrantAction::Add,
-                GrantAction::Set => is_like,
+            let is_undone = match change.action {
                 GrantAction::Remove => is_like && (given.rest.is_empty() || is_same),
+                _ if change.replaces() => is_like,
+                _ => is_like && is_same && before.action == GrantAction::Add,
+            };
+            if !is_undone {
+                new.push(line);
+            } else if change.action == GrantAction::Remove && before.replaces() {
+                // It stood for all of the configuration's, which do not come back.
+                let all = Change {
+                    action: GrantAction::Remove,
+                    kind: before.kind,
+                    given: Given {
+                        rest: String::new(),
+                        ..before.given
+                    },
+                };
+                let text = all.given.written(all.kind);
+                new.extend(is_in_file(&all).then(|| Line::new(&all, &text)));
             }
-        };
-        self.change.retain(|line| !is_undone(line));
-        self.change.push(Line {
-            action: action_name(change.action).to_owned(),
-            kind: kind_name(change.kind).to_owned(),
-            grant: text.to_owned(),
-        });
+        }
+        self.change = new;
+        let is_there = |line: &Line| line.change().as_ref() == Ok(change);
+        let is_needed = change.action != GrantAction::Remove || is_in_file(change);
+        if is_needed && !self.change.iter().any(is_there) {
+            self.change.push(Line::new(change, text));
+        }
     }
 }
 
 impl Line {
+    fn new(change: &Change, text: &str) -> Self {
+        Self {
+            action: action_name(change.action).to_owned(),
+            kind: kind_name(change.kind).to_owned(),
+            grant: text.to_owned(),
+        }
+    }
+
     fn change(&self) -> Result<Change, String> {
         let action = match self.action.as_str() {
             "add" => GrantAction::Add,
@@ -168,10 +204,100 @@ mod tests {
         }
     }
 
+    fn in_file(text: &str) -> (GrantKind, Given) {
+        (GrantKind::See, Given::read(GrantKind::See, text).unwrap())
+    }
+
+    /// What the next daemon grants.
+    fn after(file: &[(GrantKind, Given)], kept: &Kept) -> Vec<(GrantKind, Given)> {
+        let mut policy = Policy::new(0);
+        file.iter()
+            .for_each(|(kind, given)| policy.give(*kind, given));
+        for line in &kept.change {
+            policy.change(&line.change().unwrap());
+        }
+        policy.grants()
+    }
+
+    #[test]
+    fn a_thousand_names_that_came_and_went_leave_nothing() {
+        let mut kept = Kept::default();
+        let file = [in_file("uid:1=a")];
+        for number in 0..1000 {
+            let text = format!("vm:guest{number}=a");
+            for action in [GrantAction::Add, GrantAction::Remove] {
+                kept.add(&change(action, GrantKind::See, &text), &text, &file);
+            }
+        }
+        assert_eq!(kept, Kept::default());
+        // The control: what the file gives must be taken from it each time.
+        for _ in 0..3 {
+            let taken = change(GrantAction::Remove, GrantKind::See, "uid:1=a");
+            kept.add(&taken, "uid:1=a", &file);
+        }
+        assert_eq!(kept.change.len(), 1);
+        assert_eq!(after(&file, &kept), []);
+    }
+
+    #[test]
+    fn the_next_daemon_grants_what_this_one_does() {
+        use GrantAction::{Add, Remove, Set};
+        let mut dice = vnplug_testing::Dice(vnplug_frame::witness::seed("kept"));
+        for _ in 0..2_000 {
+            let (kind, texts) = dice.one_of(&[
+                (
+                    GrantKind::See,
+                    ["uid:1=a", "uid:1=a:ip", "uid:1=a:arp", "uid:1=b:ip"],
+                ),
+                (
+                    GrantKind::Send,
+                    [
+                        "uid:1=a",
+                        "uid:1=a,rate=1kpps",
+                        "uid:1=a,rate=2kpps",
+                        "uid:1=b",
+                    ],
+                ),
+            ]);
+            let given = |text: &str| (kind, Given::read(kind, text).unwrap());
+            let file: Vec<_> = (0..dice.below(4))
+                .map(|_| given(dice.one_of(&texts)))
+                .collect();
+            let mut kept = Kept::default();
+            let mut now = Policy::new(0);
+            file.iter().for_each(|(kind, given)| now.give(*kind, given));
+            let mut said = Vec::new();
+            for _ in 0..dice.below(8) {
+                let (action, text) = (dice.one_of(&[Add, Set, Remove]), dice.one_of(&texts));
+                let change = change(action, kind, text);
+                // Nothing is taken that is not there.
+                if action == Remove
+                    && !now
+                        .grants()
+                        .iter()
+                        .any(|(kind, it)| change.is_about(*kind, it))
+                {
+                    continue;
+                }
+                said.push((action, text));
+                now.change(&change);
+                kept.add(&change, text, &file);
+                let sorted = |mut all: Vec<(GrantKind, Given)>| {
+                    all.sort_by_key(|it| format!("{it:?}"));
+                    all.dedup();
+                    all
+                };
+                let (next, now) = (sorted(after(&file, &kept)), sorted(now.grants()));
+                assert_eq!(next, now, "file {file:?}, said {said:?}, kept {kept:?}");
+            }
+        }
+    }
+
     #[test]
     fn what_is_kept_is_no_longer_than_what_it_says() {
         use GrantAction::{Add, Remove, Set};
         let mut kept = Kept::default();
+        let file = ["uid:1=a:ip", "uid:2=a"].map(in_file);
         for (action, kind, text) in [
             (Add, GrantKind::See, "uid:1=a:ip"),
             (Add, GrantKind::See, "uid:1=a:ip"),
@@ -182,7 +308,7 @@ mod tests {
             (Set, GrantKind::Send, "uid:1=a"),
             (Remove, GrantKind::See, "uid:2=a"),
         ] {
-            kept.add(&change(action, kind, text), text);
+            kept.add(&change(action, kind, text), text, &file);
         }
         let lines = kept.change.iter();
         let lines: Vec<_> = lines

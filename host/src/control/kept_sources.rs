@@ -30,7 +30,7 @@ impl KeptSources {
     /// What earlier daemons with this state directory kept.
     pub(crate) fn restore(state: &Path) -> Self {
         let path = state.join("vms").join("sources");
-        let kept = match record::read(&path) {
+        let kept = match record::read_kept(&path) {
             Ok(text) => toml::from_str::<Kept>(&text).map_err(|error| error.to_string()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Kept::default()),
             Err(error) => Err(error.to_string()),
@@ -78,7 +78,7 @@ impl KeptSources {
             return Err(record::unread(&self.path, why));
         }
         let text = toml::to_string(&new).map_err(io::Error::other)?;
-        record::write(&self.path, &text)?;
+        record::write_kept(&self.path, &text)?;
         self.kept = new;
         Ok(())
     }

@@ -35,7 +35,7 @@ pub(crate) type ReadAgain = Arc<dyn Fn() -> Result<Config, String> + Send + Sync
 /// The configuration that is in force, and how it is read again.
 pub(super) struct Reloads {
     /// In force.
-    config: Config,
+    pub(super) config: Config,
     read: ReadAgain,
     /// Who asked for what is on its way.
     asked: Option<Whom>,

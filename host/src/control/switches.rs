@@ -170,7 +170,7 @@ impl Switches {
     /// What was set and kept of a switch.
     fn read(&self, name: &str) -> Kept {
         let path = self.path(name);
-        let kept = match record::read(&path) {
+        let kept = match record::read_kept(&path) {
             Ok(text) => toml::from_str::<Kept>(&text).map_err(|error| error.to_string()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Kept::default()),
             Err(error) => Err(error.to_string()),
@@ -213,7 +213,7 @@ impl Switches {
         let before = kept.clone();
         texts.iter().for_each(|text| kept.add(port, text));
         let written = toml::to_string(kept).map_err(io::Error::other);
-        let written = written.and_then(|text| record::write(&path, &text));
+        let written = written.and_then(|text| record::write_kept(&path, &text));
         match &written {
             Err(_) => *kept = before,
             Ok(()) => once.retain(|it| port.is_some() || !texts.iter().any(|new| is_same(it, new))),

@@ -29,6 +29,24 @@ pub struct Change {
     pub given: Given,
 }
 
+impl Change {
+    /// Whether nothing else of this kind is left that the same one has of the same source.
+    pub(crate) fn replaces(&self) -> bool {
+        match self.action {
+            GrantAction::Add => self.kind != GrantKind::See,
+            GrantAction::Set => true,
+            GrantAction::Remove => false,
+        }
+    }
+
+    /// Whether it is about such a grant: the same one's, of the same source and, if it names a rest, with that.
+    pub(crate) fn is_about(&self, kind: GrantKind, other: &Given) -> bool {
+        let Given { whom, source, rest } = &self.given;
+        (self.kind, whom, source) == (kind, &other.whom, &other.source)
+            && (rest.is_empty() || *rest == other.rest)
+    }
+}
+
 impl Given {
     /// Reads a grant of this kind.
     ///
@@ -71,6 +89,11 @@ impl Given {
 
     /// For people: its kind, and as it is written.
     pub(crate) fn text(&self, kind: GrantKind) -> String {
+        format!("{} {}", kind_name(kind), self.written(kind))
+    }
+
+    /// As it is written.
+    pub(crate) fn written(&self, kind: GrantKind) -> String {
         let whom = match &self.whom {
             Peer::User(uid) => format!("uid:{uid}"),
             Peer::Vm(name) => format!("vm:{name}"),
@@ -80,8 +103,8 @@ impl Given {
             GrantKind::See => ":",
             GrantKind::Send | GrantKind::Join => ",",
         };
-        let (kind, source, rest) = (kind_name(kind), &self.source, &self.rest);
-        format!("{kind} {whom}={source}{end}{rest}")
+        let (source, rest) = (&self.source, &self.rest);
+        format!("{whom}={source}{end}{rest}")
     }
 
     /// To see.

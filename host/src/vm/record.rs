@@ -114,8 +114,33 @@ impl Record {
     }
 }
 
-/// Writes something down in place of what was there.
+/// Writes down what was changed at run time, so that [`read_kept`] sees whether it is whole.
+///
+/// # Errors
+/// As [`write`].
+pub(crate) fn write_kept(path: &Path, text: &str) -> io::Result<()> {
+    write(path, &format!("{HEAD}{} bytes\n{text}", text.len()))
+}
+
+/// Reads what was changed at run time, if it is whole: of a part nobody could see what is missing.
+///
+/// # Errors
+/// As [`read`]; or it was cut off.
+pub(crate) fn read_kept(path: &Path) -> io::Result<String> {
+    whole(read(path)?).map_err(|what| io::Error::new(io::ErrorKind::InvalidData, what))
+}
+
+/// Writes something down in place of what was there. It is on the disk when this returns.
+///
+/// # Errors
+/// It is longer than what is read; or the system's. What was there is still there, unless the directory alone could not be
+/// written to the disk.
 pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
+    if text.len() as u64 > LONGEST {
+        let len = text.len();
+        let what = format!("{len} bytes are more than the {LONGEST} that are read again");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
     let draft = path.with_extension("new");
     // It tells who may see what, which is nobody else's business.
     let mut file = std::fs::File::options()
@@ -127,9 +152,40 @@ pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
         .open(&draft)?;
     // One of an earlier daemon may have had another mode.
     file.set_permissions(std::fs::Permissions::from_mode(0o600))?;
-    file.write_all(text.as_bytes())?;
+    // Else a name may be there after a loss of power, and nothing behind it.
+    let written = file.write_all(text.as_bytes());
+    let written = written.and_then(|()| file.sync_data());
     drop(file);
-    std::fs::rename(&draft, path)
+    written
+        .and_then(|()| std::fs::rename(&draft, path))
+        .inspect_err(|_| {
+            // A part of it helps nobody, and takes room that is short.
+            let _ = std::fs::remove_file(&draft);
+        })?;
+    match path.parent() {
+        Some(dir) => std::fs::File::open(dir)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// What was written down, if it is whole.
+fn whole(text: String) -> Result<String, String> {
+    let says_nothing = |line: &str| line.trim().is_empty() || line.starts_with('#');
+    if text.lines().all(says_nothing) {
+        return Err("it is empty: it was cut off, or emptied".to_owned());
+    }
+    // Earlier daemons wrote no head.
+    let Some((head, rest)) = text.strip_prefix(HEAD).and_then(|it| it.split_once('\n')) else {
+        return Ok(text);
+    };
+    let (had, has) = (head.strip_suffix(" bytes"), rest.len());
+    match had.and_then(|len| len.parse::<usize>().ok()) {
+        // More is no loss; who wrote that by hand is told what is wrong with it.
+        Some(had) if had <= has => Ok(text),
+        _ => Err(format!(
+            "its first line says that {head} follow, and {has} do: it was cut off, or somebody changed it and left that line"
+        )),
+    }
 }
 
 /// Reads a record, if it is a regular file of ours or of the directory's owner, and no link.
@@ -166,6 +222,8 @@ fn is_not(flag: &bool) -> bool {
     !flag
 }
 
+/// How a file begins; a comment in TOML, which earlier daemons pass over.
+const HEAD: &str = "# of vnplugd; here follow ";
 /// Bytes of the longest record that is read: more than all the sources and groups of a VM take.
 const LONGEST: u64 = 1 << 20;
 
@@ -273,5 +331,46 @@ impl Broken {
     /// Deletes what is left of it.
     pub(crate) fn remove_files(&self, state: &Path) {
         remove_all(state, &self.name, &self.pools);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vnplug_testing::TestDir;
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_whole_is_not_taken_for_what_was_written() {
+        let dir = TestDir::new("record");
+        let path = dir.path("grants");
+        let text = "[[change]]\na = 1\n\n[[change]]\na = 2\n";
+        write_kept(&path, text).unwrap();
+        let all = read_kept(&path).unwrap();
+        assert!(all.ends_with(text) && all.parse::<toml::Table>().is_ok());
+        // The same of an earlier daemon, and by hand.
+        std::fs::write(&path, text).unwrap();
+        assert_eq!(read_kept(&path).unwrap(), text);
+        for len in 0..all.len() {
+            std::fs::write(&path, &all[..len]).unwrap();
+            assert!(read_kept(&path).is_err(), "{len} bytes of {all:?}");
+        }
+        std::fs::write(&path, "\n").unwrap();
+        assert!(read_kept(&path).unwrap_err().to_string().contains("empty"));
+    }
+
+    #[test]
+    fn nothing_is_written_that_is_not_read_again() {
+        let dir = TestDir::new("record");
+        let path = dir.path("grants");
+        write(&path, "a = 1\n").unwrap();
+        let long = "a\n".repeat(LONGEST as usize / 2 + 1);
+        let error = write(&path, &long).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        assert!(read(&path).unwrap().ends_with("a = 1\n"));
+        // The control: what is just short enough.
+        write(&path, &long[..LONGEST as usize]).unwrap();
+        assert_eq!(read(&path).unwrap().len() as u64, LONGEST);
+        assert!(!path.with_extension("new").exists());
     }
 }
