@@ -21,6 +21,13 @@ pub(crate) struct External {
     words: Vec<OsString>,
 }
 
+/// This program once more, also if another has taken its file's place since: what runs goes on as the version that it is.
+pub(crate) fn own() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("vnplug");
+    command
+}
+
 impl External {
     /// Becomes the program: the one in the directory of this binary, or else in PATH. `installs` is what
     /// does that. If it asks the daemon, it is the one at `socket`.

@@ -17,7 +17,11 @@ use vnplug_testing::{eventually, until};
 
 /// Starts it, and gives its address.
 fn listening(wire: &Wire, more: &[&str]) -> (Running, String) {
-    let mut command = Command::new(program("vnplug").unwrap());
+    listening_by(Command::new(program("vnplug").unwrap()), wire, more)
+}
+
+/// The same with such a program.
+fn listening_by(mut command: Command, wire: &Wire, more: &[&str]) -> (Running, String) {
     command.arg("--socket").arg(wire.daemon.socket());
     command
         .args(["dump", "host:wire1", "--listen", "0"])
@@ -94,6 +98,26 @@ fn tshark_reads_every_packet_beside_a_client_that_reads_none() {
     assert!(running.finish().success(), "{}", running.errors());
     eventually("nobody has a port", || ports(&wire).is_empty());
     drop(stuck);
+}
+
+#[test]
+fn who_connects_is_served_also_after_the_program_was_replaced() {
+    let wire = Wire::new("1500", &["--source", PATIENT]);
+    let copy = wire.lab.dir().join("vnplug");
+    std::fs::copy(program("vnplug").unwrap(), &copy).unwrap();
+    let (_running, address) = listening_by(Command::new(&copy), &wire, &[]);
+    for _ in 0..2 {
+        let mut reader = TcpStream::connect(&address).unwrap();
+        eventually("it has a port", || ports(&wire).len() == 1);
+        // A capture file begins there.
+        reader.read_exact(&mut [0; 24]).unwrap();
+        drop(reader);
+        eventually("nobody has a port", || ports(&wire).is_empty());
+        // As a package manager does.
+        let new = wire.lab.dir().join("vnplug.new");
+        std::fs::write(&new, "").unwrap();
+        std::fs::rename(&new, &copy).unwrap();
+    }
 }
 
 #[test]

@@ -6,14 +6,14 @@
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::failure::{Failure, OK, Outcome};
-use crate::{out, sys};
+use crate::{external, out, sys};
 
 /// A port of the loopback, or an address with a port.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
@@ -69,7 +69,7 @@ impl Client {
     fn start(stream: TcpStream, from: SocketAddr, more: &[&str]) -> std::io::Result<Self> {
         stream.set_nonblocking(false)?;
         let given: OwnedFd = stream.try_clone()?.into();
-        let server = Command::new(std::env::current_exe()?)
+        let server = external::own()
             .args(arguments(std::env::args_os().skip(1)))
             .args(more)
             .stdin(Stdio::null())

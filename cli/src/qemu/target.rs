@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::incoming::{AWAITED, CANCEL, READY, SENT};
+use crate::external;
 use crate::failure::Failure;
 
 /// The process, and what it says.
@@ -20,9 +21,7 @@ pub(super) struct Target {
 pub(super) fn command(ssh: Option<&str>, arguments: &[String]) -> Result<Command, Failure> {
     let mut command = match ssh {
         None => {
-            let own = std::env::current_exe()
-                .map_err(|error| Failure::about("cannot find this program", error))?;
-            let mut command = Command::new(own);
+            let mut command = external::own();
             command.args(arguments);
             command
         }

@@ -4,9 +4,11 @@ use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use rustix::process::{Pid, Signal};
+
+use crate::external;
 
 /// `vnplug record`, which runs beside the program.
 #[derive(Debug)]
@@ -18,7 +20,7 @@ pub(super) struct Recorder {
 impl Recorder {
     /// Records `device` in files of this directory. Returns when it reads the device, so that no frame is missed.
     pub(super) fn start(socket: &Path, device: &str, to: &Path) -> io::Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = external::own();
         command.arg("--socket").arg(socket).arg("record");
         command.args([OsStr::new(device), OsStr::new("--to"), to.as_os_str()]);
         command.stdin(Stdio::null()).stdout(Stdio::null());
