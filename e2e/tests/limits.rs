@@ -273,6 +273,89 @@ fn what_does_not_fit_is_refused_with_advice_and_leaves_nothing() {
 }
 
 #[test]
+fn a_full_disk_is_told_and_what_was_kept_stays() {
+    let lab = Lab::new().unwrap();
+    let state = lab.dir().join("state");
+    fs::create_dir(&state).unwrap();
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=128k", "vnplug-test"]);
+    assert!(mount.arg(&state).status().unwrap().success());
+    let _tmpfs = Tmpfs(state.clone());
+    let args = ["--source", "lab=gen,pps=10", "--switch", "lan0"];
+    let at = ["--state-dir", state.to_str().unwrap()];
+    let mut daemon = Daemon::start(&lab, None, &[&args[..], &at].concat()).unwrap();
+    let attach = |daemon: &Daemon, name: &str| {
+        let mut operator = Client::connect_to(&daemon.socket()).unwrap();
+        let attached = operator.attach_vm(spec(name, 1 << 20, 0));
+        attached.map(drop).map_err(|error| error.to_string())
+    };
+    let ok = |daemon: &Daemon, words: &[&str]| {
+        let (code, said) = daemon.vnplug(words);
+        assert_eq!((code, said.as_str()), (Some(0), ""), "{words:?}");
+    };
+    ok(&daemon, &["grant", "add", "uid:1=lab"]);
+    ok(&daemon, &["source", "add", "--keep", "late=gen,pps=10"]);
+    ok(&daemon, &["switch", "set", "lan0", "age=60"]);
+    attach(&daemon, "probe").unwrap();
+    let files = || {
+        let entries = fs::read_dir(state.join("vms")).unwrap().flatten();
+        let files = entries.filter(|it| it.file_type().is_ok_and(|kind| kind.is_file()));
+        let read = |it: fs::DirEntry| (it.file_name(), fs::read(it.path()).unwrap());
+        files
+            .map(read)
+            .collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let before = files();
+    assert_eq!(before.len(), 4, "{before:?}");
+    let filler = state.join("filler");
+    fs::write(&filler, vec![0; 1 << 20]).unwrap_err();
+    let refused: [(&[&str], &str); 4] = [
+        (&["grant", "add", "uid:2=lab"], "not kept for a restart"),
+        (&["grant", "rm", "uid:1=lab"], "not kept for a restart"),
+        (
+            &["source", "add", "--keep", "more=gen,pps=10"],
+            "not kept for the next daemon",
+        ),
+        (
+            &["switch", "set", "lan0", "age=70"],
+            "not kept for a restart",
+        ),
+    ];
+    for (words, why) in refused {
+        let (code, said) = daemon.vnplug(words);
+        let is_told = said.contains(why) && said.contains("No space left");
+        assert!(code != Some(0) && is_told, "{words:?}: {said}");
+    }
+    let said = attach(&daemon, "other").unwrap_err();
+    assert!(said.contains("No space left"), "{said}");
+    assert_eq!(files(), before);
+    daemon.audit();
+    // The next daemon starts with what was kept, and where the disk is full, too.
+    daemon.kill();
+    daemon.launch().unwrap();
+    let granted = daemon.vnplug(&["grant", "list"]).1;
+    assert!(
+        granted.contains("uid:1") && !granted.contains("uid:2"),
+        "{granted}"
+    );
+    assert!(daemon.vnplug(&["list"]).1.contains("late"));
+    assert!(
+        daemon
+            .counters()
+            .iter()
+            .any(|it| (&*it.kind, &*it.name) == ("vm", "probe"))
+    );
+    // The control: with room all of it is kept.
+    fs::remove_file(&filler).unwrap();
+    ok(&daemon, &["grant", "add", "uid:2=lab"]);
+    attach(&daemon, "other").unwrap();
+    daemon.kill();
+    daemon.launch().unwrap();
+    assert!(daemon.vnplug(&["grant", "list"]).1.contains("uid:2"));
+    assert_eq!(files().len(), 5);
+}
+
+#[test]
 fn a_doorbells_handshake_comes_whole_and_its_peers_harm_nobody() {
     let lab = Lab::new().unwrap();
     let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=1000"]).unwrap();
