@@ -12,6 +12,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check::new("tun", tun),
         Check::new("memlock", memlock),
         Check::new("cpus", cpus),
+        Check::new("apparmor", apparmor),
     ]
 }
 
@@ -65,6 +66,69 @@ fn memlock(machine: &Machine) -> Finding {
     Finding::warn(
         format!("{of} may lock {limit} bytes only: an AF_XDP source may get no packet memory"),
         "LimitMEMLOCK=infinity in the unit (`systemctl edit vnplugd`), or `ulimit -l unlimited` before it",
+    )
+}
+
+/// What distributions confine, and the profile of which knows no file of ours until somebody appends them.
+fn apparmor(machine: &Machine) -> Finding {
+    let enabled = machine.read("/sys/module/apparmor/parameters/enabled");
+    if enabled.ok().as_deref() != Some("Y") {
+        return Finding::ok("no AppArmor");
+    }
+    let dir = "/etc/apparmor.d";
+    let has_dropin = ["/usr/lib", "/usr/local/lib"]
+        .iter()
+        .any(|lib| machine.has(&format!("{lib}/vnplug/libpcap.so.0.8")));
+    // The profile, its local part, who it confines.
+    let parts = [
+        (
+            "abstractions/libvirt-qemu",
+            "abstractions/libvirt-qemu",
+            "QEMUs of libvirt's (`vnplug attach`)",
+            true,
+        ),
+        (
+            "usr.bin.tcpdump",
+            "usr.bin.tcpdump",
+            "tcpdump (the drop-in)",
+            has_dropin,
+        ),
+    ];
+    let lacks = |(profile, local, _, counts): &(&str, &str, &str, bool)| {
+        let said = machine
+            .read(&format!("{dir}/local/{local}"))
+            .unwrap_or_default();
+        let mut lines = said
+            .lines()
+            .filter(|line| !line.trim_start().starts_with('#'));
+        *counts
+            && machine.has(&format!("{dir}/{profile}"))
+            && !machine.has(&format!("{dir}/disable/{profile}"))
+            && !lines.any(|line| line.contains("vnplug"))
+    };
+    let missing: Vec<_> = parts.iter().filter(|it| lacks(it)).collect();
+    if missing.is_empty() {
+        return Finding::ok("AppArmor confines nothing that reads here, or knows vNPlug's files");
+    }
+    let share = ["/usr/share", "/usr/local/share"]
+        .into_iter()
+        .find(|it| machine.has(&format!("{it}/vnplug/apparmor")))
+        .unwrap_or("/usr/share");
+    let cures = missing.iter().map(|(_, local, ..)| {
+        let name = local.rsplit('/').next().unwrap_or(local);
+        let append = format!("cat {share}/vnplug/apparmor/{name} >>{dir}/local/{local}");
+        match name {
+            "usr.bin.tcpdump" => format!("{append} && apparmor_parser -r {dir}/{name}"),
+            _ => format!("{append}    (for machines that start then)"),
+        }
+    });
+    let whom: Vec<_> = missing.iter().map(|(_, _, whom, _)| *whom).collect();
+    Finding::warn(
+        format!(
+            "AppArmor refuses vNPlug's files to {}",
+            whom.join(" and to ")
+        ),
+        cures.collect::<Vec<_>>().join("; "),
     )
 }
 

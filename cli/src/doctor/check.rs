@@ -1,6 +1,8 @@
 //! What a check is, and how checks run: side by side, each after what it needs.
 
 use std::collections::BTreeMap;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
 
 use super::machine::Machine;
 
@@ -107,8 +109,8 @@ pub(super) struct Checked {
 }
 
 /// Runs all, and returns them in the order in which they were given. A need that nobody meets, or that failed,
-/// skips who has it.
-pub(super) fn run(machine: &Machine, checks: Vec<Check>) -> Vec<Checked> {
+/// skips who has it; nobody waits for one that does not end within `limit`.
+pub(super) fn run(machine: &Machine, checks: Vec<Check>, limit: Duration) -> Vec<Checked> {
     let order: Vec<String> = checks.iter().map(|it| it.name.clone()).collect();
     let mut done = BTreeMap::<String, Finding>::new();
     let mut waiting = checks;
@@ -127,26 +129,38 @@ pub(super) fn run(machine: &Machine, checks: Vec<Check>) -> Vec<Checked> {
             let met = done.get(need).map(|it| it.state);
             matches!(met, Some(State::Ok | State::Warn))
         };
-        let found: Vec<_> = std::thread::scope(|scope| {
-            let running = ready.into_iter().map(|check| {
-                let unmet = check.needs.iter().find(|need| !is_met(need)).cloned();
-                let thread = match unmet {
-                    Some(need) => Err(Finding::skipped(format!("needs {need}"))),
-                    None => Ok(scope.spawn(move || (check.look)(machine))),
-                };
-                (check.name, thread)
-            });
-            let running: Vec<_> = running.collect();
-            let ended = running.into_iter().map(|(name, thread)| {
-                let finding = thread.and_then(|thread| {
-                    let panicked = |_| Finding::skipped("the check panicked, which is a bug of it");
-                    thread.join().map_err(panicked)
-                });
-                (name, finding.unwrap_or_else(|skipped| skipped))
-            });
-            ended.collect()
+        let until = Instant::now() + limit;
+        let running = ready.into_iter().map(|check| {
+            let unmet = check.needs.iter().find(|need| !is_met(need)).cloned();
+            let awaited = match unmet {
+                Some(need) => Err(Finding::skipped(format!("needs {need}"))),
+                None => {
+                    let (found, awaited) = sync_channel(1);
+                    let (machine, look) = (machine.clone(), check.look);
+                    // Left alone if it hangs: the process ends without it. Without a receiver nobody wants to know.
+                    std::thread::spawn(move || found.send(look(&machine)).ok());
+                    Ok(awaited)
+                }
+            };
+            (check.name, awaited)
         });
-        done.extend(found);
+        let running: Vec<_> = running.collect();
+        let found = running.into_iter().map(|(name, awaited)| {
+            let finding = awaited.and_then(|awaited| {
+                let left = until.saturating_duration_since(Instant::now());
+                awaited.recv_timeout(left).map_err(|error| match error {
+                    RecvTimeoutError::Timeout => Finding::warn(
+                        format!("no answer within {} s", limit.as_secs_f32()),
+                        "a part of this machine hangs: look at `dmesg`, and at processes in state D (`ps`)",
+                    ),
+                    RecvTimeoutError::Disconnected => {
+                        Finding::skipped("the check panicked, which is a bug of it")
+                    }
+                })
+            });
+            (name, finding.unwrap_or_else(|other| other))
+        });
+        done.extend(found.collect::<Vec<_>>());
     }
     let results = order.into_iter().filter_map(|name| {
         let finding = done.remove(&name)?;

@@ -66,7 +66,7 @@ fn port(machine: &Machine) -> Option<String> {
     })
 }
 
-const ATTACH: &str = "on the host: vnplug attach qemu --name NAME --qmp SOCKET --allow SOURCE   (or --libvirt DOMAIN)";
+const ATTACH: &str = "on the host: vnplug attach qemu --name NAME --qmp SOCKET --allow SOURCE   (or --libvirt DOMAIN); if this is a host: vnplug doctor --role host";
 
 fn memory(machine: &Machine) -> Finding {
     if machine.has("/dev/mmapper") {

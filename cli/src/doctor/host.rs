@@ -11,6 +11,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check::new("kernel", |_| kernel(&uname().release().to_string_lossy())),
         Check::new("lockdown", lockdown),
         Check::new("libpcap", libpcap),
+        Check::new("bpf", bpf),
         Check::new("bpf-jit", bpf_jit),
         Check::new("bpf-filesystem", bpf_filesystem),
         Check::new("shared-memory", shared_memory),
@@ -110,9 +111,53 @@ fn huge_pages(machine: &Machine) -> Finding {
         line.trim_start_matches(':').trim().parse::<u64>().ok()
     };
     match figure("HugePages_Total").zip(figure("HugePages_Free")) {
+        Some((0, _)) if pools_are_huge(machine) => Finding::warn(
+            "pools of VMs are to be made of huge pages (pool_dir), and none are set aside",
+            "sysctl -w vm.nr_hugepages=32    (64 MiB of pages of 2 MiB: a VM's pool)",
+        ),
         Some((0, _)) => Finding::ok("no huge pages are set aside; the daemon needs none"),
+        Some((all, 0)) if pools_are_huge(machine) => Finding::warn(
+            format!("all {all} huge pages are taken, and pools of VMs (pool_dir) are made of them"),
+            format!(
+                "sysctl -w vm.nr_hugepages={}    (or as many as pools need)",
+                all + 32
+            ),
+        ),
         Some((all, free)) => Finding::ok(format!("{free} of {all} huge pages are free")),
         None => Finding::skipped("the kernel has no huge pages"),
+    }
+}
+
+/// Whether the configuration has pools in a hugetlbfs.
+fn pools_are_huge(machine: &Machine) -> bool {
+    let config = machine.read("/etc/vnplug.toml").unwrap_or_default();
+    let dir = config.lines().find_map(|line| {
+        let (key, value) = line.split_once('=')?;
+        (key.trim() == "pool_dir").then(|| value.trim().trim_matches(['"', '\'']).to_owned())
+    });
+    let mounts = machine.read("/proc/mounts").unwrap_or_default();
+    let mut huge = mounts.lines().filter_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        let at = words.next()?;
+        (words.next() == Some("hugetlbfs")).then_some(at)
+    });
+    dir.is_some_and(|dir| huge.any(|at| std::path::Path::new(&dir).starts_with(at)))
+}
+
+/// Whether the kernel takes programs at all, and from whom.
+fn bpf(machine: &Machine) -> Finding {
+    match machine
+        .read("/proc/sys/kernel/unprivileged_bpf_disabled")
+        .as_deref()
+    {
+        Ok("0") => Finding::ok("the kernel takes eBPF"),
+        Ok(_) => Finding::ok(
+            "the kernel takes eBPF from processes with CAP_BPF: a daemon that an ordinary user starts drops nothing early",
+        ),
+        Err(_) => Finding::warn(
+            "the kernel has no bpf(2): nothing is dropped early, there is no af_xdp, and no program of a switch",
+            "boot a kernel with CONFIG_BPF_SYSCALL",
+        ),
     }
 }
 

@@ -35,7 +35,10 @@ pub(super) fn checks(name: &str) -> Vec<Check> {
     all.extend(more.map(|(what, look)| check(what, look).after(link_check.clone())));
     let interface = name.to_owned();
     let missed = move |machine: &Machine| missed(machine, &interface);
-    all.push(Check::new(format!("missed-{name}"), missed).after(link_check));
+    all.push(Check::new(format!("missed-{name}"), missed).after(link_check.clone()));
+    let interface = name.to_owned();
+    let longest = move |machine: &Machine| longest(machine, &interface);
+    all.push(Check::new(format!("mtu-{name}"), longest).after(link_check));
     all
 }
 
@@ -186,6 +189,31 @@ fn xdp(_: &UnixDatagram, name: &str) -> Finding {
         ),
     }
 }
+
+/// Whether what is on the wire is longer than what the NIC takes: mirrors add tags and headers.
+pub(super) fn longest(machine: &Machine, name: &str) -> Finding {
+    let figure = |what: &str| {
+        let text = machine.read(&format!("/sys/class/net/{name}/{what}"));
+        text.ok().and_then(|it| it.parse::<u64>().ok())
+    };
+    let Some(mtu) = figure("mtu") else {
+        return Finding::skipped("the system does not say");
+    };
+    match figure("statistics/rx_length_errors") {
+        Some(wrong @ 1..) => Finding::warn(
+            format!("the NIC dropped {wrong} frames for their length, and its MTU is {mtu}"),
+            format!("ip link set {name} mtu 9000    (or what the NIC can: ip -d link show {name})"),
+        ),
+        _ if mtu < ETHERNET_MTU => Finding::warn(
+            format!("the MTU is {mtu}: frames of an ordinary Ethernet do not fit"),
+            format!("ip link set {name} mtu 1500"),
+        ),
+        _ => Finding::ok(format!("MTU {mtu}, and no frame was too long")),
+    }
+}
+
+/// Bytes after the header.
+const ETHERNET_MTU: u64 = 1500;
 
 /// What the NIC lost since it came up.
 fn missed(machine: &Machine, name: &str) -> Finding {

@@ -1,6 +1,7 @@
 //! Checks that ask the daemon or the agent: does anybody answer, and what is there to see.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use vnplug::{Client, Counted, Device, Error};
 use vnplug_ring::counters::{Account, accounts};
@@ -33,10 +34,13 @@ struct Refusal {
     is_permission: bool,
 }
 
+/// A daemon that lives answers within milliseconds; all checks wait for this.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Asks whoever serves readers here.
 pub(super) fn ask(socket: &Path, server: &'static str) -> Live {
     let ask = || -> Result<Answer, Error> {
-        let mut client = Client::connect_to(socket)?;
+        let mut client = Client::connect_to_within(socket, PATIENCE)?;
         Ok(Answer {
             devices: client.devices()?,
             counters: client.stats()?,

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use crate::failure::Failure;
 
 /// A machine to look at.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Machine {
     root: PathBuf,
 }

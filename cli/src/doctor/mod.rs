@@ -29,6 +29,7 @@ mod tests;
 mod traffic;
 
 use std::path::Path;
+use std::time::Duration;
 
 use clap::Args;
 
@@ -77,7 +78,7 @@ impl Doctor {
         let machine = Machine::this();
         let role = self.role.unwrap_or_else(|| role(&machine));
         let all = || checks(role, &self.interfaces, socket);
-        let mut results = check::run(&machine, all());
+        let mut results = check::run(&machine, all(), LIMIT);
         if self.fix {
             let mut mended = false;
             for one in &results {
@@ -94,7 +95,7 @@ impl Doctor {
                 }
             }
             if mended {
-                results = check::run(&machine, all());
+                results = check::run(&machine, all(), LIMIT);
             }
         }
         out::raw(&match self.json {
@@ -106,19 +107,30 @@ impl Doctor {
     }
 }
 
-/// A guest has what `vnplug attach` plugs in, or no sign of a daemon on a machine that is virtual.
+/// A guest has what `vnplug attach` plugs in, or no sign of a daemon or of machines on one that is virtual.
 fn role(machine: &Machine) -> Role {
     let plugged = guest::is_plugged(machine);
     let virtual_only = machine
         .read("/proc/cpuinfo")
         .is_ok_and(|it| it.contains("hypervisor"))
-        && !machine.has("/etc/vnplug.toml")
-        && machine.process("vnplugd").is_none();
+        && !SIGNS_OF_HOST.iter().any(|it| machine.has(it))
+        && machine.process("vnplugd").is_none()
+        && qemu::running(machine).is_err();
     match plugged || virtual_only {
         true => Role::Guest,
         false => Role::Host,
     }
 }
+
+/// A virtual machine with one of these is a host itself, also before the daemon runs.
+const SIGNS_OF_HOST: [&str; 4] = [
+    "/etc/vnplug.toml",
+    "/usr/sbin/vnplugd",
+    "/usr/local/sbin/vnplugd",
+    "/dev/kvm",
+];
+/// Most that a check may take: `traffic`, which counts, takes two seconds.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// All checks for this machine, in the order of a frame's way.
 fn checks(role: Role, interfaces: &[String], socket: &Path) -> Vec<Check> {

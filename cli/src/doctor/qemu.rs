@@ -93,7 +93,7 @@ fn max_memory(machine: &Machine) -> Finding {
 }
 
 /// The QEMUs that run, or that there is none.
-fn running(machine: &Machine) -> Result<Vec<Vm>, Finding> {
+pub(super) fn running(machine: &Machine) -> Result<Vec<Vm>, Finding> {
     let is_qemu = |name: &str| name.starts_with("qemu-") || name == "kvm";
     let vms: Vec<_> = { machine.processes().into_iter() }
         .filter(|(_, name)| is_qemu(name))

@@ -1,5 +1,6 @@
 use std::fs;
 use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 use serde_json::Value;
 use vnplug::Counted;
@@ -31,7 +32,7 @@ impl Made {
 
     /// How a check of those ends.
     fn state(&self, checks: Vec<Check>, name: &str) -> State {
-        let all = run(&self.machine(), checks);
+        let all = run(&self.machine(), checks, LIMIT);
         all.iter().find(|it| it.name == name).unwrap().finding.state
     }
 }
@@ -69,6 +70,7 @@ fn checks_run_side_by_side_and_those_whose_need_failed_are_skipped() {
             Check::new("hen", |_| Finding::ok("")).after("egg"),
             Check::new("egg", |_| Finding::ok("")).after("hen"),
         ],
+        LIMIT,
     );
     let expected = [
         ("third", State::Skipped),
@@ -92,6 +94,93 @@ fn checks_run_side_by_side_and_those_whose_need_failed_are_skipped() {
     let whole: Value = serde_json::from_str(&show::json(Role::Host, &results)).unwrap();
     assert_eq!(whole["works"], false);
     assert_eq!(whole["checks"][1]["cure"], "mend it");
+}
+
+#[test]
+fn nobody_waits_for_a_check_that_hangs() {
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    let checks = vec![
+        Check::new("hangs", move |_| {
+            // Until the test is over.
+            let _ = held.recv();
+            Finding::ok("")
+        }),
+        Check::new("other", |_| Finding::ok("")),
+    ];
+    let results = run(&Machine::this(), checks, Duration::from_millis(50));
+    drop(hold);
+    assert_eq!(
+        states(&results),
+        [("hangs", State::Warn), ("other", State::Ok)]
+    );
+    assert!(results[0].finding.text.contains("no answer within 0.05 s"));
+}
+
+#[test]
+fn a_host_that_is_virtual_itself_is_a_host() {
+    for (sign, wanted) in [
+        ("etc/hostname", Role::Guest),
+        ("usr/sbin/vnplugd", Role::Host),
+        ("dev/kvm", Role::Host),
+        ("proc/7/comm", Role::Host),
+    ] {
+        let made = Made::new();
+        made.file("proc/cpuinfo", "flags : fpu hypervisor\n");
+        made.file(sign, "qemu-system-x86\n");
+        made.file("proc/7/cmdline", "qemu-system-x86_64\0-name\0probe\0");
+        assert_eq!(role(&made.machine()), wanted, "{sign}");
+    }
+}
+
+#[test]
+fn apparmor_is_told_of_where_its_local_part_lacks_our_files() {
+    let made = Made::new();
+    let state = |made: &Made| made.state(both::checks(), "apparmor");
+    made.file("etc/apparmor.d/abstractions/libvirt-qemu", "");
+    made.file("etc/apparmor.d/usr.bin.tcpdump", "");
+    assert_eq!(state(&made), State::Ok);
+    made.file("sys/module/apparmor/parameters/enabled", "Y\n");
+    assert_eq!(state(&made), State::Warn);
+    let local = "etc/apparmor.d/local/abstractions/libvirt-qemu";
+    made.file(local, "# vnplug, some day\n");
+    assert_eq!(state(&made), State::Warn);
+    // What the packages bring.
+    made.file(local, include_str!("../../../dist/apparmor/libvirt-qemu"));
+    assert_eq!(state(&made), State::Ok);
+    // Who has the drop-in uses it.
+    made.file("usr/lib/vnplug/libpcap.so.0.8", "");
+    assert_eq!(state(&made), State::Warn);
+    made.file(
+        "etc/apparmor.d/local/usr.bin.tcpdump",
+        include_str!("../../../dist/apparmor/usr.bin.tcpdump"),
+    );
+    assert_eq!(state(&made), State::Ok);
+}
+
+#[test]
+fn mtu_and_huge_pages_are_judged() {
+    let made = Made::new();
+    let net = "sys/class/net/eth1";
+    let longest = |made: &Made| interface::longest(&made.machine(), "eth1").state;
+    assert_eq!(longest(&made), State::Skipped);
+    made.file(&format!("{net}/mtu"), "1500\n");
+    assert_eq!(longest(&made), State::Ok);
+    made.file(&format!("{net}/statistics/rx_length_errors"), "7\n");
+    assert_eq!(longest(&made), State::Warn);
+    made.file(&format!("{net}/statistics/rx_length_errors"), "0\n");
+    made.file(&format!("{net}/mtu"), "1280\n");
+    assert_eq!(longest(&made), State::Warn);
+
+    let huge = |made: &Made| made.state(host::checks(), "huge-pages");
+    made.file("proc/meminfo", "HugePages_Total: 0\nHugePages_Free: 0\n");
+    assert_eq!(huge(&made), State::Ok);
+    made.file("proc/mounts", "none /mnt/huge hugetlbfs rw 0 0\n");
+    made.file("etc/vnplug.toml", "pool_dir = \"/mnt/huge/pools\"\n");
+    assert_eq!(huge(&made), State::Warn);
+    made.file("proc/meminfo", "HugePages_Total: 64\nHugePages_Free: 0\n");
+    assert_eq!(huge(&made), State::Warn);
+    made.file("proc/meminfo", "HugePages_Total: 64\nHugePages_Free: 9\n");
+    assert_eq!(huge(&made), State::Ok);
 }
 
 #[test]
@@ -140,7 +229,7 @@ fn what_a_host_lacks_is_said_and_what_is_safe_is_mended() {
     let jit = "proc/sys/net/core/bpf_jit_enable";
     made.file(jit, "0\n");
     let machine = made.machine();
-    let found = run(&machine, host::checks());
+    let found = run(&machine, host::checks(), LIMIT);
     let of = |name: &str| found.iter().find(|it| it.name == name).unwrap();
     assert_eq!(of("bpf-jit").finding.state, State::Warn);
     of("bpf-jit").finding.fix.unwrap()(&machine).unwrap();
