@@ -192,7 +192,7 @@ fn what_dump_listens_with_is_fed() {
 #[test]
 fn a_mirror_that_speaks_tzsp_is_received() {
     let mut mirror = Mirror::new();
-    let mut feed = mirror.feed("tzsp://127.0.0.1:0", &[]);
+    let mut feed = mirror.feed("tzsp://127.0.0.1:0", &["--from", "127.0.0.0/30"]);
     let said = until(
         "it listens",
         || feed.errors(),
@@ -213,6 +213,10 @@ fn a_mirror_that_speaks_tzsp_is_received() {
             mirror.reads(100);
         }
     }
+    // As good as the others, but for its sender.
+    let stranger = UdpSocket::bind("127.0.0.7:0").unwrap();
+    let sent = stranger.send_to(&[&[1, 0, 0, 1, 1][..], &frame(2000)].concat(), address);
+    assert!(sent.is_ok());
     send(&[b"hello"]);
     send(&[&[1, 0, 0, 18, 1], &frame(0)]);
     send(&[&[1, 4, 0, 0]]);
@@ -223,7 +227,7 @@ fn a_mirror_that_speaks_tzsp_is_received() {
     assert_eq!(told["frames"], 2001, "{told}");
     assert_eq!(
         told["unread"],
-        serde_json::json!({"malformed": 1, "foreign": 1, "empty": 1})
+        serde_json::json!({"strangers": 1, "malformed": 1, "foreign": 1, "empty": 1})
     );
     assert_eq!(told["overrun"], 0);
 }

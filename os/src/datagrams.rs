@@ -10,6 +10,7 @@
 
 use std::io::{self, IoSliceMut};
 use std::mem::{MaybeUninit, zeroed};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::io::Errno;
@@ -25,7 +26,12 @@ pub struct Inbox {
     longest: usize,
     most: usize,
     came: Vec<Place>,
+    /// Who sent each, if that is wanted; only datagrams come then.
+    senders: Option<Vec<Name>>,
 }
+
+/// An address as the kernel writes it (`sockaddr_in`, `sockaddr_in6`).
+type Name = [u8; 28];
 
 /// Where a frame lies.
 #[derive(Debug, Clone, Copy)]
@@ -60,18 +66,41 @@ impl Inbox {
             longest,
             most: count,
             came: Vec::with_capacity(count),
+            senders: None,
+        }
+    }
+
+    /// The same for datagrams alone, of which it is known who sent them.
+    #[must_use]
+    pub fn with_senders(self) -> Self {
+        let senders = Some(Vec::with_capacity(self.most));
+        Self { senders, ..self }
+    }
+
+    /// Who sent one, by UDP, if that is [known](Self::with_senders).
+    pub fn sender(&self, at: usize) -> Option<IpAddr> {
+        let name = self.senders.as_ref()?.get(at)?;
+        let [low, high, _, _, rest @ ..] = name;
+        match i32::from(u16::from_ne_bytes([*low, *high])) {
+            libc::AF_INET => Some(Ipv4Addr::from(*rest.first_chunk::<4>()?).into()),
+            // After the flow's label.
+            libc::AF_INET6 => Some(Ipv6Addr::from(*rest.get(4..)?.first_chunk::<16>()?).into()),
+            _ => None,
         }
     }
 
     /// Forgets what came.
     pub fn clear(&mut self) {
         self.came.clear();
+        self.senders.iter_mut().for_each(Vec::clear);
         self.used = 0;
     }
 
     /// Forgets those from this one on; their room is free again with [`clear`](Self::clear).
     pub fn truncate(&mut self, len: usize) {
         self.came.truncate(len);
+        let senders = self.senders.iter_mut();
+        senders.for_each(|all| all.truncate(len));
     }
 
     /// How many are there.
@@ -159,6 +188,8 @@ impl Inbox {
         // SAFETY: plain integers and pointers, of which zero is a value.
         let mut headers: [libc::mmsghdr; AT_ONCE] = unsafe { zeroed() };
         let memory = self.memory[self.used..].chunks_exact_mut(self.stride);
+        let named = self.senders.as_ref().map_or(0, |_| count);
+        let mut names: Vec<Name> = vec![[0; size_of::<Name>()]; named];
         let slots = places.iter_mut().zip(&mut headers).zip(memory).take(count);
         for ((place, header), memory) in slots {
             place.iov_base = memory.as_mut_ptr().cast();
@@ -166,8 +197,12 @@ impl Inbox {
             header.msg_hdr.msg_iov = place;
             header.msg_hdr.msg_iovlen = 1;
         }
+        for (name, header) in names.iter_mut().zip(&mut headers) {
+            header.msg_hdr.msg_name = name.as_mut_ptr().cast();
+            header.msg_hdr.msg_namelen = size_of::<Name>() as libc::socklen_t;
+        }
         // SAFETY: `count` headers, at most AT_ONCE, each with one place of `longest` bytes in memory
-        // that is ours alone during the call; no names, no control messages.
+        // that is ours alone during the call, and a name, or none, whose length is given; no control messages.
         let came = unsafe {
             libc::recvmmsg(
                 from.as_fd().as_raw_fd(),
@@ -190,6 +225,9 @@ impl Inbox {
                 is_cut: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
             });
             self.used += self.stride;
+        }
+        if let Some(senders) = &mut self.senders {
+            senders.extend_from_slice(&names[..came as usize]);
         }
         Ok(came as usize)
     }
@@ -384,6 +422,29 @@ mod tests {
             assert_eq!(inbox.receive(&ours, 8, false).unwrap(), Rest::Rights);
             assert_eq!(inbox.get(0), (&b"before"[..], false));
             assert_eq!(inbox.len(), 1);
+        }
+    }
+
+    #[test]
+    fn senders_are_known_where_that_is_wanted() {
+        for address in ["127.0.0.1", "::1"] {
+            let ip: IpAddr = address.parse().unwrap();
+            let Ok(ours) = std::net::UdpSocket::bind((ip, 0)) else {
+                eprintln!("SKIPPED: no {address}");
+                continue;
+            };
+            let theirs = std::net::UdpSocket::bind((ip, 0)).unwrap();
+            for _ in 0..3 {
+                theirs.send_to(b"x", ours.local_addr().unwrap()).unwrap();
+            }
+            let mut inbox = Inbox::new(8, 64).with_senders();
+            inbox.receive(&ours, 2, true).unwrap();
+            inbox.receive(&ours, 2, true).unwrap();
+            assert_eq!(inbox.len(), 3);
+            assert!((0..3).all(|at| inbox.sender(at) == Some(ip)));
+            assert_eq!(inbox.sender(3), None);
+            inbox.clear();
+            assert_eq!(inbox.sender(0), None);
         }
     }
 }

@@ -14,6 +14,7 @@ use std::path::Path;
 
 use clap::Args;
 use serde_json::json;
+use vnplug_sandbox::floor::Network;
 use vnplug_store::replay::{BATCH, Exit, Obstacle, Outlet, Refused, Wire};
 
 use crate::failure::{Failure, OK, Outcome};
@@ -26,7 +27,7 @@ use crate::{out, sys};
 #[command(after_help = "\
 Examples:
   vnplug feed tcp://sensor:57012 --to port:mirror
-  vnplug feed tzsp://0.0.0.0 --to port:mirror
+  vnplug feed tzsp://192.0.2.7 --from 192.0.2.1 --to port:mirror
   tcpdump -i eth0 -U -w - | ssh collector vnplug feed - --to port:mirror
 
 A switch of the daemon (vnplugd --switch mirror) is a wire without an interface: what is fed into it is received as
@@ -38,6 +39,9 @@ pub(crate) struct Feed {
     /// Where to: an interface, or port:DEVICE for a device of the daemon (host:… is one, too)
     #[arg(long, value_name = "IFACE|port:DEVICE", value_parser = target)]
     to: Target,
+    /// TZSP: take only what such an address sends (several times: any of them). By itself this is no proof: UDP's senders can lie
+    #[arg(long = "from", value_name = "ADDRESS[/PREFIX]")]
+    senders: Vec<Network>,
     /// End when the server ends, instead of connecting again
     #[arg(long)]
     once: bool,
@@ -86,6 +90,11 @@ struct Sink<'a> {
 
 impl Feed {
     pub(crate) fn run(&self, socket: &Path) -> Outcome {
+        if !self.senders.is_empty() && !matches!(self.from, Origin::Tzsp(_)) {
+            return Err(Failure::new(
+                "--from is for tzsp://: others have one sender",
+            ));
+        }
         sys::catch_signals();
         match &self.to {
             Target::Interface(name) => {
@@ -115,7 +124,7 @@ impl Feed {
         };
         let ended = match &self.from {
             Origin::Server(server) => stream::follow(server, self.once, &mut sink),
-            Origin::Tzsp(address) => tzsp::listen(*address, &mut sink),
+            Origin::Tzsp(address) => tzsp::listen(*address, &self.senders, &mut sink),
             Origin::Input => stream::read_input(&mut sink),
         };
         (sink.report, ended)

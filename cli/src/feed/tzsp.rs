@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vnplug_os::datagrams::Inbox;
+use vnplug_sandbox::floor::Network;
 use vnplug_store::replay::BATCH;
 
 use super::Sink;
@@ -28,6 +29,8 @@ pub(super) const PORT: u16 = 37008;
 /// Datagrams that had no frame for us, by reason.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Unread {
+    /// Their sender is not among those that were named.
+    strangers: u64,
     /// They are no TZSP, or end early.
     malformed: u64,
     /// Frames of other encapsulations (802.11 …).
@@ -47,8 +50,12 @@ enum Content<'a> {
     Empty,
 }
 
-/// Takes what comes by UDP, until a signal comes.
-pub(super) fn listen(address: SocketAddr, sink: &mut Sink<'_>) -> Result<(), Failure> {
+/// Takes what comes by UDP, from `senders` alone if there are some, until a signal comes.
+pub(super) fn listen(
+    address: SocketAddr,
+    senders: &[Network],
+    sink: &mut Sink<'_>,
+) -> Result<(), Failure> {
     let about = |error: std::io::Error| Failure::about(address, error);
     let socket = UdpSocket::bind(address).map_err(about)?;
     // As much as the system gives: routers do not send again.
@@ -57,7 +64,7 @@ pub(super) fn listen(address: SocketAddr, sink: &mut Sink<'_>) -> Result<(), Fai
         "listening at {}",
         socket.local_addr().map_err(about)?
     ));
-    let mut inbox = Inbox::new(BATCH, LONGEST);
+    let mut inbox = Inbox::new(BATCH, LONGEST).with_senders();
     let ended = loop {
         if sink.stops() {
             break Ok(());
@@ -69,7 +76,7 @@ pub(super) fn listen(address: SocketAddr, sink: &mut Sink<'_>) -> Result<(), Fai
         inbox.clear();
         // Descriptors do not come by UDP.
         inbox.receive(socket.as_fd(), BATCH, true).map_err(about)?;
-        if let Err(error) = pass_on(&inbox, sink) {
+        if let Err(error) = pass_on(&inbox, senders, sink) {
             break Err(error);
         }
     };
@@ -77,11 +84,17 @@ pub(super) fn listen(address: SocketAddr, sink: &mut Sink<'_>) -> Result<(), Fai
     ended
 }
 
-fn pass_on(inbox: &Inbox, sink: &mut Sink<'_>) -> Result<(), Failure> {
+fn pass_on(inbox: &Inbox, senders: &[Network], sink: &mut Sink<'_>) -> Result<(), Failure> {
     let mut frames = Vec::with_capacity(inbox.len());
     let mut snapped = 0;
     let unread = &mut sink.report.unread;
     for at in 0..inbox.len() {
+        let from = inbox.sender(at).map(|it| it.to_canonical());
+        let is_meant = |from| senders.iter().any(|it| it.contains(from));
+        if !senders.is_empty() && !from.is_some_and(is_meant) {
+            unread.strangers += 1;
+            continue;
+        }
         match content(inbox.get(at).0) {
             Content::Frame(frame) => frames.push(frame),
             Content::Snapped => snapped += 1,
@@ -138,6 +151,10 @@ fn content(datagram: &[u8]) -> Content<'_> {
 impl Unread {
     pub(super) fn lines(&self) -> Vec<String> {
         [
+            (
+                self.strangers,
+                "datagrams were of senders that --from does not name",
+            ),
             (self.malformed, "datagrams are no TZSP"),
             (self.foreign, "frames are no Ethernet"),
             (self.empty, "datagrams without a frame"),
@@ -149,7 +166,9 @@ impl Unread {
     }
 
     pub(super) fn to_json(&self) -> serde_json::Value {
-        serde_json::json!({"malformed": self.malformed, "foreign": self.foreign, "empty": self.empty})
+        serde_json::json!({
+            "strangers": self.strangers, "malformed": self.malformed, "foreign": self.foreign, "empty": self.empty,
+        })
     }
 }
 

@@ -245,6 +245,26 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+impl FromStr for Network {
+    type Err = String;
+
+    /// `ADDRESS` or `ADDRESS/PREFIX`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = match text.split_once('/') {
+            Some((base, prefix)) => network(base, prefix),
+            None => text
+                .parse()
+                .ok()
+                .map(|it: IpAddr| Self::only(it.to_canonical())),
+        };
+        found.ok_or_else(|| {
+            format!(
+                "{text:?} is no network: write ADDRESS or ADDRESS/PREFIX, for example 192.0.2.0/24"
+            )
+        })
+    }
+}
+
 fn network(base: &str, prefix: &str) -> Option<Network> {
     let (base, prefix): (IpAddr, u8) = (base.parse().ok()?, prefix.parse().ok()?);
     // ::ffff:10.0.0.0/104 is 10.0.0.0/8: addresses are compared as what they are.
