@@ -21,7 +21,7 @@ pub(crate) enum Switch {
     Add(Add),
     /// Remove a switch, with all its ports and entrances, and what was set of it
     Rm(Rm),
-    /// Set something of a switch or of one of its ports, for good
+    /// Set something of a switch or of one of its ports, its entrances and uplinks, for good
     Set(Set),
     /// Close a port of a switch; its program may join again
     Kick(Kick),
@@ -97,6 +97,7 @@ Examples:
   vnplug switch set lan0 hub=yes
   vnplug switch set lan0 stream=/run/vnplug/lan0.stream
   vnplug switch set lan0 vde=no
+  vnplug switch set lan0 uplink=eth1+eth2
   vnplug switch set lan0 age=60 hold=0 --once
 
 It is set at once, and again when the daemon starts. `docs/switch.md` has the settings.")]

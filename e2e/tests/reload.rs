@@ -429,5 +429,10 @@ fn sources_of_af_xdp_are_added_where_a_thread_keeps_the_rights_and_say_why_elsew
     assert!(has_xdp(&netns, "va"));
     vnplug(&["switch", "rm", "lan1"]);
     eventually("the program goes with it", || !has_xdp(&netns, "va"));
+    vnplug(&["switch", "add", "lan1"]);
+    vnplug(&["switch", "set", "lan1", "uplink=va/af_xdp"]);
+    assert!(has_xdp(&netns, "va"));
+    vnplug(&["switch", "set", "lan1", "uplink=no"]);
+    eventually("the program goes with it", || !has_xdp(&netns, "va"));
     daemon.audit();
 }

@@ -40,28 +40,56 @@ impl Streamer {
 
     /// The number in the next frame; `None` if the switch hung up.
     fn next(&mut self) -> Option<u32> {
+        let frame = self.frame()?;
+        Some(u32::from_be_bytes(frame[14..18].try_into().unwrap()))
+    }
+
+    /// The number in the next frame that a client sent, whatever else is on the wire.
+    fn heard(&mut self) -> Option<u32> {
+        loop {
+            let frame = self.frame()?;
+            let number = u32::from_be_bytes(frame[14..18].try_into().unwrap());
+            // Those of before both had ports have none.
+            if frame[12..14] == [0x88, 0xb5] && number > 0 {
+                return Some(number);
+            }
+        }
+    }
+
+    fn frame(&mut self) -> Option<Vec<u8>> {
         let mut length = [0; 4];
         self.0.read_exact(&mut length).ok()?;
         let mut frame = vec![0; u32::from_be_bytes(length) as usize];
         self.0.read_exact(&mut frame).unwrap();
-        Some(u32::from_be_bytes(frame[14..18].try_into().unwrap()))
+        Some(frame)
     }
 }
 
 /// Two stations speak to each other, in turns, until they are told to end: how often. Whatever is lost, they wait for in vain.
 fn speak(path: &Path, ends: &AtomicBool) -> u32 {
     let mut both = [1, 2].map(|_| Streamer::join(path));
+    // What the first one says before the other one's port is there nobody hears.
+    let is_heard = |both: &mut [Streamer; 2]| {
+        both[0].send(1, 2, 0);
+        both[1].0.set_read_timeout(Some(SOON)).unwrap();
+        both[1].frame().is_some()
+    };
+    eventually("both have ports", || is_heard(&mut both));
+    both[1].0.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut number = 0;
     while !ends.load(Ordering::Relaxed) {
         for (from, to) in [(0, 1), (1, 0)] {
             number += 1;
             both[from].send(from as u8 + 1, to as u8 + 1, number);
-            assert_eq!(both[to].next(), Some(number), "a frame is lost");
+            assert_eq!(both[to].heard(), Some(number), "a frame is lost");
         }
         std::thread::sleep(Duration::from_millis(1));
     }
     number
 }
+
+/// How long a frame may be on its way that is sent again and again.
+const SOON: Duration = Duration::from_millis(50);
 
 /// Ends who speaks also when the test fails, which would wait for them else.
 struct Ends<'a>(&'a AtomicBool);
@@ -345,6 +373,10 @@ fn a_file_that_is_read_again_changes_switches_where_they_differ() {
         let more = format!("bess = \"{second}\"\nage = 60\nports = 5\n");
         let waits = "source lan0 (ports): waits for a restart of the daemon\n";
         assert_eq!(reload(&more), said(waits));
+        // An uplink that waits for its interface.
+        let uplink = "age = 60\nuplink = \"no-such-if0\"\n";
+        assert_eq!(reload(uplink), said(changed));
+        assert!(ok(&daemon, &["switch", "show", "lan0"]).contains("no-such-if0  (file)"));
         let (code, text) = reload("age = 60\nmode = 0o660\n");
         assert!(
             code == Some(0) && text.contains("other permissions"),
@@ -386,6 +418,127 @@ fn a_switch_that_is_added_has_interfaces_of_the_host_as_uplinks() {
     ok(&daemon, &["switch", "rm", "lan1"]);
     assert_eq!(client.next(), None);
     daemon.audit();
+}
+
+#[test]
+fn uplinks_come_and_go_while_others_lose_nothing() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("up0", "far0").unwrap();
+    netns.veth("up1", "far1").unwrap();
+    let ([(a, first), (b, second)], mut sent) = (["a", "b"].map(|name| place(&lab, name)), 0);
+    let args = ["--switch".to_owned(), format!("lan0,stream={first}")];
+    let args = args.each_ref().map(String::as_str);
+    let mut daemon = Daemon::start(&lab, Some(&netns), &args).unwrap();
+    let of = |daemon: &Daemon, what: &str| value(counted(&daemon.counters(), "source"), what);
+    // What the far end sends is heard, and what a client sends to many goes there.
+    let passes = |daemon: &Daemon, client: &mut Streamer, far: &str, number: u32| {
+        assert_eq!(
+            netns
+                .enter(|| Stream::new(far, 10).send().unwrap().frames)
+                .unwrap(),
+            10
+        );
+        for _ in 0..10 {
+            assert!(client.next().is_some());
+        }
+        let came = || {
+            let path = format!("/sys/class/net/{far}/statistics/rx_packets");
+            netns
+                .exec(&["cat", &path])
+                .unwrap()
+                .trim()
+                .parse::<u64>()
+                .unwrap()
+        };
+        let before = came();
+        client.send(7, 9, number);
+        until("it goes out", came, |now| *now > before);
+        daemon.audit();
+    };
+    let is_promiscuous = |interface: &str| {
+        let told = netns.ip(&["-d", "link", "show", interface]).unwrap();
+        !told.contains("promiscuity 0")
+    };
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _ends = Ends(&ends);
+        let speaks = scope.spawn(|| speak(&a, &ends));
+        let entrance = format!("bess={second}");
+        ok(&daemon, &["switch", "set", "lan0", &entrance]);
+        for time in 0..5 {
+            ok(&daemon, &["switch", "set", "lan0", "uplink=up0"]);
+            assert!(is_promiscuous("up0") && !is_promiscuous("up1"));
+            assert_eq!(
+                netns
+                    .enter(|| Stream::new("far0", 100).send().unwrap().frames)
+                    .unwrap(),
+                100
+            );
+            sent += 100;
+            until(
+                "it entered",
+                || of(&daemon, "uplink_entered"),
+                |count| *count >= sent,
+            );
+            ok(&daemon, &["switch", "set", "lan0", "uplink=up0+up1"]);
+            assert!(is_promiscuous("up0") && is_promiscuous("up1"), "{time}");
+            // When the command is done, so is the socket.
+            ok(&daemon, &["switch", "set", "lan0", "uplink=up1"]);
+            assert!(!is_promiscuous("up0") && is_promiscuous("up1"), "{time}");
+            ok(&daemon, &["switch", "set", "lan0", "uplink=no"]);
+            assert!(!is_promiscuous("up1") && b.exists(), "{time}");
+            daemon.audit();
+        }
+        ends.store(true, Ordering::Relaxed);
+        assert!(speaks.join().unwrap() > 20);
+    });
+    // Nothing but the two stations' frames and those; what it counted stays.
+    assert!(of(&daemon, "uplink_entered") >= sent && of(&daemon, "uplinks_up") == 0);
+    ok(&daemon, &["switch", "set", "lan0", "uplink=up1+later0"]);
+    for (setting, why) in [
+        ("uplink=up1/blocks=64+later0", "take it away first"),
+        ("uplink=up1+up0/twin=on", "gives up after its start"),
+        ("uplink=up1+up0/af_xdp", "gives up after its start"),
+        ("uplink=up1+up0/colour=red", "no option"),
+        ("ports=5", "vnplug switch rm lan0"),
+        ("longest=2000", "vnplug switch rm lan0"),
+    ] {
+        refused(&daemon, &["switch", "set", "lan0", setting], why);
+    }
+    let shown = ok(&daemon, &["switch", "show", "lan0"]);
+    assert!(shown.contains("up1+later0  (run time)"), "{shown}");
+    assert!(
+        shown.contains("interface up1 (af_packet)") && !shown.contains("up0"),
+        "{shown}"
+    );
+    assert!(ok(&daemon, &["list"]).contains("uplink up1 (af_packet)"));
+    let joins = |daemon: &Daemon| {
+        let ports = || of(daemon, "switch_ports");
+        until("only uplinks are left", ports, |count| *count == 2);
+        let client = Streamer::join(&a);
+        until("it is a port", ports, |count| *count == 3);
+        client
+    };
+    let mut client = joins(&daemon);
+    passes(&daemon, &mut client, "far1", 1);
+    // One whose interface comes later, and which the next daemon has, too.
+    netns.veth("later0", "far2").unwrap();
+    until(
+        "it is there",
+        || of(&daemon, "uplinks_up"),
+        |count| *count == 2,
+    );
+    passes(&daemon, &mut client, "far2", 2);
+    daemon.kill();
+    daemon.launch().unwrap();
+    until(
+        "both are there",
+        || of(&daemon, "uplinks_up"),
+        |count| *count == 2,
+    );
+    let mut client = joins(&daemon);
+    passes(&daemon, &mut client, "far1", 3);
 }
 
 #[test]

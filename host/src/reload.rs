@@ -292,14 +292,14 @@ mod tests {
                 ("source lan0", "changed"),
                 ("grant see uid:1=a:ip", "removed"),
                 ("grant see uid:1=a:arp", "added"),
-                ("source lan1 (ports, uplink)", "restart"),
+                ("source lan1 (ports)", "restart"),
                 ("jit", "restart"),
             ]
         );
         difference.done(&mut old, new);
         let again = Difference::between(&old, &config(&words), |_| ()).told();
         let names: Vec<_> = again.iter().map(|(name, _)| &**name).collect();
-        assert_eq!(names, ["source lan1 (ports, uplink)", "jit"]);
+        assert_eq!(names, ["source lan1 (ports)", "jit"]);
     }
 
     #[test]

@@ -29,7 +29,7 @@ use vnplug_frame::witness::Protocol;
 
 use self::options::Options;
 pub(crate) use self::star::Star;
-pub(crate) use self::switch::is_entrance;
+pub(crate) use self::switch::{is_entrance, is_for_life};
 use crate::hub::maker::Errands;
 use crate::hub::{Early, Source, SourcePrograms};
 use vnplug_os::kept::Kept;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use vnplug_os::event;
+use vnplug_path::source::Queue;
 
 use crate::counts::{Counters, Refused};
 use crate::direct::Place;
@@ -16,6 +17,7 @@ use crate::forward::Number;
 use crate::link::{Link, Losses};
 use crate::settings::{PortSettings, Settings};
 use crate::table::{Entry, Limits};
+use crate::uplink::{Unplugged, Uplink};
 
 /// What is asked of the thread that forwards.
 pub(crate) enum Change {
@@ -28,8 +30,16 @@ pub(crate) enum Change {
     },
     /// One is there whose frames go through rings.
     AddRing(Number),
+    /// An uplink is there; with queues, if its interface is.
+    Plug {
+        port: Number,
+        uplink: Box<Uplink>,
+        queues: Option<Vec<Box<dyn Queue>>>,
+    },
     /// It is gone.
     Remove(Number),
+    /// An uplink is gone; its sockets are for who asks to close.
+    Unplug(Number, Sender<Unplugged>),
     /// Whoever has this number next is not who had it before.
     Anew(Number),
     /// From now on these are a port's settings, whether it is there or not; `None`: as others'.

@@ -1,22 +1,27 @@
-//! The entrances of a switch, which come and go while it runs.
+//! The entrances of a switch, and its uplinks, which come and go while it runs.
 //!
 //! ```text
 //!   plan ── which come, which go ── open: their files ── put: in force ── what went ends where it is dropped
 //! ```
 //!
 //! Each is one way in, with a thread of its own: none that stays notices that another comes or goes. Opening and ending take
-//! as long as the file system does, and are for a thread that may wait.
+//! as long as the file system does, and are for a thread that may wait. So are the sockets of uplinks: they are opened aside, and what
+//! the thread that forwards lets go of is closed aside.
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vnplug_path::source::SourceError;
+use vnplug_path::source::{Queue, SourceError};
 
-use crate::board::Switchboard;
+use crate::board::{Switchboard, free, take};
 use crate::config::{SwitchConfig, VdeConfig};
+use crate::control::{Change, PATIENCE};
+use crate::forward::Number;
 use crate::link::Entrance;
 use crate::sockets::door::{self as sockets, SocketsConfig};
+use crate::uplink::{Unplugged, Uplink};
 use crate::vde::door as vde;
 use crate::vhost::door::{self as vhost, VhostConfig};
 
@@ -30,6 +35,7 @@ struct State {
     /// How often they were changed.
     changes: u64,
     all: Vec<Standing>,
+    uplinks: Vec<Plugged>,
     name: String,
     /// Bytes of the longest frame.
     longest: usize,
@@ -44,6 +50,32 @@ enum Phase {
     /// The switch is gone.
     Over,
 }
+
+/// An uplink that is there.
+#[derive(Debug, Clone)]
+struct Plugged {
+    /// As it was written.
+    text: String,
+    interface: String,
+    how: &'static str,
+    is_twin: bool,
+    port: Number,
+}
+
+/// An uplink that comes.
+struct Plug {
+    uplink: Uplink,
+    /// Its queues, if its interface is there.
+    queues: Option<Vec<Box<dyn Queue>>>,
+    port: Taken,
+}
+
+/// A number that was taken, and is free again when this is dropped, unless it was used.
+struct Taken(Switchboard, Option<Number>);
+
+/// An uplink that goes: it is heard of when the thread that forwards has let go of it.
+#[derive(Debug)]
+struct Leaving(Receiver<Unplugged>);
 
 /// An entrance that is there.
 struct Standing {
@@ -61,8 +93,7 @@ enum Way {
     Vhost(VhostConfig),
 }
 
-/// What must be done so that the entrances are as a configuration says.
-#[derive(Debug)]
+/// What must be done so that the entrances and uplinks are as a configuration says.
 pub struct EntranceChange {
     board: Switchboard,
     /// What was there when it was found out.
@@ -70,6 +101,10 @@ pub struct EntranceChange {
     come: Vec<Way>,
     go: Vec<Way>,
     opened: Vec<Standing>,
+    /// Uplinks that come, as they are written.
+    texts: Vec<String>,
+    plugs: Vec<Plug>,
+    unplugs: Vec<Plugged>,
 }
 
 /// Entrances that are there no more. Their threads and files go, and so do their clients' ports, when this is dropped, which
@@ -78,6 +113,22 @@ pub struct EntranceChange {
 #[derive(Debug)]
 pub struct Gone {
     _all: Vec<Standing>,
+    _uplinks: Vec<Leaving>,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        // What comes is closed here. A thread that does not answer closes it itself.
+        drop(self.0.recv_timeout(PATIENCE));
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if let Some(port) = self.1.take() {
+            free(&self.0.roster, &self.0.line, port);
+        }
+    }
 }
 
 /// Ends the entrances of a switch when it is dropped.
@@ -129,7 +180,14 @@ impl Entrances {
         state.changes += 1;
         Gone {
             _all: std::mem::take(&mut state.all),
+            // They go with the switch.
+            _uplinks: Vec::new(),
         }
+    }
+
+    /// An uplink has this port.
+    pub(crate) fn note(&self, uplink: &Uplink, port: Number) {
+        self.locked().uplinks.push(Plugged::new(uplink, port));
     }
 
     /// What it guards is whole after every statement.
@@ -150,11 +208,23 @@ impl Switchboard {
         state.all.iter().filter_map(given).collect()
     }
 
-    /// What must be done so that the entrances are as a configuration says, of which nothing else is looked at.
+    /// The switch's uplinks, each as it was written, and for people.
+    pub fn uplinks(&self) -> Vec<(String, String)> {
+        let state = self.entrances.locked();
+        let told = |it: &Plugged| (it.text.clone(), format!("{} ({})", it.interface, it.how));
+        state.uplinks.iter().map(told).collect()
+    }
+
+    /// What must be done so that the entrances are as a configuration says, of which nothing else is looked at, and the
+    /// uplinks are those that are written so.
     ///
     /// # Errors
-    /// What cannot be done while the switch runs: an entrance stays where it is, but is to be another one.
-    pub fn plan(&self, config: &SwitchConfig) -> Result<EntranceChange, String> {
+    /// What cannot be done while the switch runs: an entrance stays where it is, but is to be another one; or an uplink.
+    pub fn plan(
+        &self,
+        config: &SwitchConfig,
+        uplinks: &[String],
+    ) -> Result<EntranceChange, String> {
         let state = self.entrances.locked();
         let wanted = ways(config);
         let has = |way: &Way| state.all.iter().any(|it| it.way == *way);
@@ -172,12 +242,39 @@ impl Switchboard {
                 ));
             }
         }
+        let there = |text: &String| state.uplinks.iter().any(|it| it.text == *text);
+        let texts = uplinks.iter().filter(|text| !there(text)).cloned();
+        let texts: Vec<_> = texts.collect();
+        let unplugs = state.uplinks.iter();
+        let unplugs: Vec<_> = unplugs
+            .filter(|it| !uplinks.contains(&it.text))
+            .cloned()
+            .collect();
+        for gone in &unplugs {
+            let interface = &gone.interface;
+            if gone.is_twin {
+                return Err(format!(
+                    "uplink {interface} has a twin, which goes with the switch: make it anew"
+                ));
+            }
+            if texts
+                .iter()
+                .any(|text| text.split('/').next() == Some(interface))
+            {
+                return Err(format!(
+                    "uplink {interface} is there with other options: take it away first"
+                ));
+            }
+        }
         Ok(EntranceChange {
             board: self.clone(),
             changes: state.changes,
             come,
             go,
             opened: Vec::new(),
+            texts,
+            plugs: Vec::new(),
+            unplugs,
         })
     }
 
@@ -190,14 +287,49 @@ impl Switchboard {
 impl EntranceChange {
     /// Whether nothing is different.
     pub fn is_nothing(&self) -> bool {
-        self.come.is_empty() && self.go.is_empty()
+        let entrances = self.come.is_empty() && self.go.is_empty();
+        entrances && self.texts.is_empty() && self.unplugs.is_empty()
     }
 
-    /// Each entrance that comes (`true`) or goes: its option, and where it is.
+    /// What comes (`true`) or goes: entrances, by their options and where they are, and uplinks.
     pub fn told(&self) -> Vec<(bool, String)> {
-        let told = |comes| move |way: &Way| (comes, way.to_string());
+        let told = |comes| move |way: &Way| (comes, format!("entrance {way}"));
         let come = self.come.iter().map(told(true));
-        come.chain(self.go.iter().map(told(false))).collect()
+        let uplink = |comes| move |text: &String| (comes, format!("uplink {text}"));
+        let plugs = self.texts.iter().map(uplink(true));
+        let unplugs = self.unplugs.iter().map(|it| &it.text).map(uplink(false));
+        let go = self.go.iter().map(told(false));
+        come.chain(go).chain(plugs).chain(unplugs).collect()
+    }
+
+    /// The uplinks that come, as they are written.
+    pub fn uplinks(&self) -> &[String] {
+        &self.texts
+    }
+
+    /// Opens uplinks that come, which are these; they take a port each, and nothing goes through them yet.
+    ///
+    /// # Errors
+    /// [`SourceError`] that says which cannot be opened, and why.
+    pub fn plug(&mut self, uplinks: Vec<Uplink>) -> Result<(), SourceError> {
+        for mut uplink in uplinks {
+            let interface = uplink.interface.clone();
+            let cannot = |error: SourceError| SourceError {
+                what: format!("uplink {interface}: {}", error.what),
+                cause: error.cause,
+            };
+            let Switchboard { roster, line, .. } = &self.board;
+            let port = take(roster, line, uplink.holder(), (None, None), false);
+            let port = port.map_err(|what| cannot(SourceError::new(what)))?;
+            let port = Taken(self.board.clone(), Some(port.get()));
+            let queues = (uplink.open)().map_err(cannot)?;
+            self.plugs.push(Plug {
+                uplink,
+                queues,
+                port,
+            });
+        }
+        Ok(())
     }
 
     /// Makes those that come; nobody can use them yet, and they are removed if this is dropped.
@@ -226,7 +358,29 @@ impl EntranceChange {
         let mut state = self.board.entrances.locked();
         state.changes += 1;
         if state.phase == Phase::Over {
-            return Gone { _all: self.opened };
+            return Gone {
+                _all: self.opened,
+                _uplinks: Vec::new(),
+            };
+        }
+        let uplinks = self.unplugs.into_iter().map(|gone| {
+            let (tell, hear) = channel();
+            // NB: first. Who takes the number again must not be removed.
+            self.board.line.send(Change::Unplug(gone.port, tell));
+            free(&self.board.roster, &self.board.line, gone.port);
+            state.uplinks.retain(|it| it.port != gone.port);
+            Leaving(hear)
+        });
+        let uplinks = uplinks.collect();
+        for mut plug in self.plugs {
+            if let Some(port) = plug.port.1.take() {
+                state.uplinks.push(Plugged::new(&plug.uplink, port));
+                self.board.line.send(Change::Plug {
+                    port,
+                    uplink: Box::new(plug.uplink),
+                    queues: plug.queues,
+                });
+            }
         }
         let is_gone = |it: &mut Standing| self.go.contains(&it.way);
         let gone = state.all.extract_if(.., is_gone).collect();
@@ -237,7 +391,28 @@ impl EntranceChange {
             }
             state.all.push(standing);
         }
-        Gone { _all: gone }
+        Gone {
+            _all: gone,
+            _uplinks: uplinks,
+        }
+    }
+}
+
+impl std::fmt::Debug for EntranceChange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.told()).finish()
+    }
+}
+
+impl Plugged {
+    fn new(uplink: &Uplink, port: Number) -> Self {
+        Self {
+            text: uplink.text.clone(),
+            interface: uplink.interface.clone(),
+            how: uplink.how,
+            is_twin: uplink.is_twin,
+            port,
+        }
     }
 }
 

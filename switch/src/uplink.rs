@@ -33,6 +33,7 @@ use crate::batch::{Batch, Entered, MAX_SUPER};
 use crate::exits::{Due, Out};
 use crate::forward::{Fault, Number};
 use crate::link::{Given, Link};
+use crate::roster::Holder;
 
 /// Opens the queues of an interface; `None`: there is no such interface now.
 pub type OpenUplink = Box<dyn FnMut() -> Result<Option<Vec<Box<dyn Queue>>>, SourceError> + Send>;
@@ -41,12 +42,26 @@ pub type OpenUplink = Box<dyn FnMut() -> Result<Option<Vec<Box<dyn Queue>>>, Sou
 pub struct Uplink {
     /// Its name.
     pub interface: String,
+    /// As the operator wrote it: what it is known by.
+    pub text: String,
     /// How frames come and go, for people.
     pub how: &'static str,
     /// The kernel forwards what it can of it: its queues have the twin's [gate](crate::Twin::gate).
     pub is_twin: bool,
     /// Opens it, and again when it was not there.
     pub open: OpenUplink,
+}
+
+impl Uplink {
+    /// Who has its port.
+    pub(crate) fn holder(&self) -> Holder {
+        Holder {
+            owner: UPLINK.into(),
+            is_trusted: true,
+            way: UPLINK,
+            description: format!("interface {} ({})", self.interface, self.how),
+        }
+    }
 }
 
 /// The uplinks of a switch.
@@ -59,8 +74,15 @@ pub(crate) struct Uplinks {
     at: (usize, usize),
     /// Frames that entered.
     entered: u64,
+    /// What those counted that are no more.
+    past: QueueCounters,
     counters: QueueCounters,
     up: u64,
+}
+
+/// One that is no port any more. Its sockets are closed when this is dropped, which takes a moment.
+pub(crate) struct Unplugged {
+    _far: Arc<Mutex<Far>>,
 }
 
 /// The far end of one.
@@ -98,6 +120,7 @@ impl Uplinks {
             epoll: Arc::new(epoll::create(CreateFlags::CLOEXEC)?),
             at: (0, 0),
             entered: 0,
+            past: QueueCounters::default(),
             counters: QueueCounters::default(),
             up: 0,
         })
@@ -113,6 +136,16 @@ impl Uplinks {
         port: Number,
     ) -> Result<Box<dyn Link>, SourceError> {
         let found = (uplink.open)()?;
+        Ok(self.plug(uplink, found, port))
+    }
+
+    /// Adds one whose queues were opened, if its interface is there.
+    pub(crate) fn plug(
+        &mut self,
+        uplink: Uplink,
+        found: Option<Vec<Box<dyn Queue>>>,
+        port: Number,
+    ) -> Box<dyn Link> {
         if found.is_none() {
             log::warn!(
                 target: "switch",
@@ -135,7 +168,21 @@ impl Uplinks {
         let far = Arc::new(Mutex::new(far));
         self.all.push(Arc::clone(&far));
         let epoll = Arc::clone(&self.epoll);
-        Ok(Box::new(Cable { far, epoll }))
+        Box::new(Cable { far, epoll })
+    }
+
+    /// Takes the one away that is this port.
+    pub(crate) fn unplug(&mut self, port: Number) -> Option<Unplugged> {
+        let at = self.all.iter().position(|far| locked(far).port == port)?;
+        let far = self.all.remove(at);
+        self.at = (0, 0);
+        let mut gone = locked(&far);
+        self.past.add(&gone.past);
+        for queue in &mut gone.queues {
+            self.past.add(&last(queue.counters()));
+        }
+        drop(gone);
+        Some(Unplugged { _far: far })
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -244,7 +291,7 @@ impl Uplinks {
 
     /// Counts what the kernel counted; [`named`](Self::named) has it.
     pub(crate) fn count(&mut self) {
-        self.counters = QueueCounters::default();
+        self.counters = self.past;
         self.up = 0;
         for far in &self.all {
             let mut far = locked(far);
@@ -258,9 +305,9 @@ impl Uplinks {
         }
     }
 
-    /// The counters with their public names; none if there are no uplinks.
+    /// The counters with their public names; none if there never was an uplink.
     pub(crate) fn named(&self) -> Vec<(String, u64)> {
-        if self.is_empty() {
+        if self.is_empty() && self.past == QueueCounters::default() {
             return Vec::new();
         }
         let QueueCounters {
@@ -313,9 +360,7 @@ impl Far {
     #[cold]
     fn close(&mut self) {
         for mut queue in self.queues.drain(..) {
-            let mut counters = queue.counters();
-            counters.dropped += std::mem::take(&mut counters.waiting);
-            self.past.add(&counters);
+            self.past.add(&last(queue.counters()));
         }
         self.again = Instant::now() + LONG_PAUSE;
     }
@@ -353,6 +398,12 @@ impl Far {
         flush(out, &mut self.lens, &mut given);
         given
     }
+}
+
+/// The counters of a queue that is closed: what waited in the kernel is lost.
+fn last(mut counters: QueueCounters) -> QueueCounters {
+    counters.dropped += std::mem::take(&mut counters.waiting);
+    counters
 }
 
 fn offer(out: &mut dyn Transmitter, bytes: &[u8], it: &Out<'_>) -> Transmit {
@@ -469,113 +520,4 @@ const LONG_PAUSE: Duration = Duration::from_secs(2);
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
-mod tests {
-    use vnplug_ring::offload::flags;
-
-    use super::*;
-
-    #[test]
-    fn a_frame_that_was_cut_or_lied_about_is_there_to_be_counted_only() {
-        let bytes = [2_u8; 200];
-        let frame = |len: usize, wire_len: u32, offload: Offload| Frame {
-            bytes: &bytes[..len],
-            wire_len,
-            offload,
-            ..Frame::default()
-        };
-        let plain = Offload::default();
-        let lie = Offload {
-            flags: flags::NEEDS_CSUM,
-            csum_start: 300,
-            ..plain
-        };
-        for (frame, fault) in [
-            (frame(100, 100, plain), None),
-            (frame(100, 101, plain), Some(Fault::Long)),
-            (frame(101, 101, plain), Some(Fault::Long)),
-            (frame(100, 100, lie), Some(Fault::Lie)),
-        ] {
-            let entered = entered(3, &frame, 100);
-            assert_eq!((entered.from, entered.fault), (3, fault));
-        }
-    }
-
-    /// A queue that has one frame, then fails.
-    struct Failing(bool);
-
-    impl Queue for Failing {
-        fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
-            if std::mem::replace(&mut self.0, true) {
-                return Err(SourceError::new("as the test wants"));
-            }
-            sink(&[Frame::default()]);
-            Ok(Received::Frames(1))
-        }
-
-        fn arm(&mut self) -> Wake<'_> {
-            Wake::NOW
-        }
-
-        fn woke(&mut self, _: Seen) {}
-
-        fn counters(&mut self) -> QueueCounters {
-            QueueCounters {
-                seen: 3,
-                waiting: 2,
-                ..QueueCounters::default()
-            }
-        }
-
-        fn state(&self) -> &'static str {
-            "up"
-        }
-    }
-
-    #[test]
-    fn a_queue_that_fails_is_opened_again_and_its_frames_are_accounted_for() {
-        let mut uplinks = Uplinks::new("lan0").unwrap();
-        let mut opened = 0;
-        let open: OpenUplink = Box::new(move || {
-            opened += 1;
-            // It is not there at first, nor when it has failed.
-            let queues = || vec![Box::new(Failing(false)) as Box<dyn Queue>];
-            Ok((opened % 2 == 0).then(queues))
-        });
-        let uplink = Uplink {
-            interface: "eth1".into(),
-            how: "a test",
-            is_twin: false,
-            open,
-        };
-        uplinks.add(uplink, 1).unwrap();
-        let again = |uplinks: &mut Uplinks| {
-            locked(&uplinks.all[0]).again = Instant::now();
-            uplinks.woke();
-        };
-        let up = |uplinks: &mut Uplinks| {
-            uplinks.count();
-            uplinks.up
-        };
-        assert_eq!(up(&mut uplinks), 0);
-        let all = |uplinks: &mut Uplinks| {
-            let mut frames = 0;
-            while uplinks.receive(&mut |_, it| frames += it.len()).is_some() {}
-            frames
-        };
-        for _ in 0..2 {
-            assert_eq!(all(&mut uplinks), 0);
-            assert!(uplinks.arm().within.is_some());
-            again(&mut uplinks);
-            if up(&mut uplinks) == 0 {
-                again(&mut uplinks);
-            }
-            assert_eq!((up(&mut uplinks), all(&mut uplinks)), (1, 1));
-            assert_eq!((all(&mut uplinks), up(&mut uplinks)), (0, 0));
-        }
-        let named = uplinks.named();
-        let value = |name: &str| named.iter().find(|it| it.0 == name).map(|it| it.1);
-        let parts = ["entered", "kernel_dropped", "in_kernel"];
-        let parts = parts.map(|part| value(&format!("uplink_{part}")).unwrap());
-        assert_eq!((value("uplink_seen"), parts), (Some(6), [2, 4, 0]));
-    }
-}
+mod tests;

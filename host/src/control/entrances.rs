@@ -10,6 +10,7 @@
 
 use std::num::NonZeroU16;
 
+use vnplug_path::source::SourceError;
 use vnplug_ring::control::{Message, code};
 use vnplug_switch::{EntranceChange, Gone, settings};
 
@@ -18,7 +19,7 @@ use super::elsewhere::Elsewhere;
 use super::sources::FAILED;
 use super::waiting::Whom;
 use crate::hub::Refusal;
-use crate::spec::is_entrance;
+use crate::spec::{Means, SourceSpec, is_entrance};
 
 /// Changes of entrances that are on their way.
 pub(super) struct Entering {
@@ -93,10 +94,10 @@ impl Control {
             let config = spec.entrances_and_settings(&means);
             let opened = config
                 .map_err(|error| spec.blame(&error, &means))
-                .and_then(|config| board.plan(&config))
-                .and_then(|mut change| match change.open() {
-                    Ok(()) => Ok(change),
-                    Err(error) => Err(spec.blame(&error, &means)),
+                .and_then(|config| board.plan(&config, &spec.uplink_texts()))
+                .and_then(|change| {
+                    let opened = self::open(change, &spec, &means);
+                    opened.map_err(|error| spec.blame(&error, &means))
                 });
             wish(opened)
         };
@@ -195,11 +196,26 @@ impl Control {
     }
 }
 
-/// Says in the log which entrances come and go.
+/// Opens what comes. The calling thread may wait.
+pub(super) fn open(
+    mut change: EntranceChange,
+    spec: &SourceSpec,
+    means: &Means,
+) -> Result<EntranceChange, SourceError> {
+    change.open()?;
+    let (uplinks, needs_more) = spec.late_uplinks(change.uplinks(), means)?;
+    let plug = move || change.plug(uplinks).map(|()| change);
+    match needs_more {
+        true => means.errands.run(plug)?,
+        false => plug(),
+    }
+}
+
+/// Says in the log which entrances and uplinks come and go.
 pub(super) fn tell(switch: &str, change: &EntranceChange) {
     for (comes, what) in change.told() {
         let how = if comes { "comes" } else { "goes" };
-        log::info!(target: "control", "switch {switch}: entrance {what} {how}");
+        log::info!(target: "control", "switch {switch}: {what} {how}");
     }
 }
 

@@ -86,11 +86,12 @@ impl Reset {
         said.map_err(|what| format!("switch {:?}: {what}", self.spec.name()))?;
         let config = self.as_set.entrances_and_settings(means);
         let config = config.map_err(|error| blamed(&self.as_set, error))?;
-        let mut change = match self.board.plan(&config) {
+        let change = match self.board.plan(&config, &self.as_set.uplink_texts()) {
             Ok(change) => change,
             Err(why) => return Ok(Some(why)),
         };
-        change.open().map_err(|error| blamed(&self.as_set, error))?;
+        let change = entrances::open(change, &self.as_set, means);
+        let change = change.map_err(|error| blamed(&self.as_set, error))?;
         self.becomes = Some((settings, change));
         Ok(None)
     }

@@ -19,7 +19,7 @@ use super::session::Over;
 use super::waiting::Whom;
 use crate::hub::switch::show;
 use crate::hub::{Peer, Refusal, Step};
-use crate::spec::{SourceSpec, is_entrance};
+use crate::spec::{SourceSpec, is_entrance, is_for_life};
 use crate::vm::record;
 
 /// What was set at run time, of all switches.
@@ -318,6 +318,13 @@ impl Control {
                 let path = path.display().to_string();
                 setting(key, &path, self.switches.origin(name, key, &path))
             });
+            let uplinks = board.uplinks().into_iter().map(|(text, _)| text);
+            let uplinks = uplinks.collect::<Vec<_>>().join("+");
+            let uplinks = (!uplinks.is_empty()).then(|| {
+                let from = self.switches.origin(name, "uplink", &uplinks);
+                setting("uplink", &uplinks, from)
+            });
+            let entrances = entrances.chain(uplinks.into_iter().flatten());
             let running = self.switches.all.get(name);
             let kept = running.map_or(Kept::default(), |it| it.kept.clone());
             (name.clone(), (kept, entrances.collect::<Vec<_>>()))
@@ -353,6 +360,18 @@ impl Control {
         let texts: Vec<&str> = settings::words(text).collect();
         if texts.is_empty() {
             let what = "nothing to set: write key=value";
+            return Err(Refusal::new(code::INVALID, what));
+        }
+        if port.is_none()
+            && let Some(key) = texts
+                .iter()
+                .map(|text| key_of(text))
+                .find(|it| is_for_life(it))
+        {
+            let what = format!(
+                "{key} holds as long as there is the switch: say it in the configuration and start the daemon again, or make the \
+                 switch anew: `vnplug switch rm {name}`, then `vnplug switch add {name},{key}=…` with its other options"
+            );
             return Err(Refusal::new(code::INVALID, what));
         }
         board

@@ -17,6 +17,9 @@ impl Source {
     /// What it is, for people; a switch's entrances come and go.
     pub(crate) fn about(&self) -> String {
         let mut about = self.description.clone();
+        for (_, uplink) in self.board.iter().flat_map(Switchboard::uplinks) {
+            about += &format!(", uplink {uplink}");
+        }
         for (way, path) in self.board.iter().flat_map(Switchboard::entrances) {
             about += &format!(", {way} at {}", path.display());
         }

@@ -35,6 +35,40 @@ impl SourceSpec {
         new
     }
 
+    /// The uplinks of a switch, as they are written.
+    pub(crate) fn uplink_texts(&self) -> Vec<String> {
+        let all = self.options.get("uplink");
+        all.iter()
+            .flat_map(|all| all.split('+'))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// Uplinks of a switch that runs, which are written so, not opened yet; and whether that takes more rights than most
+    /// threads have.
+    ///
+    /// # Errors
+    /// [`SourceError`]: what is wrong, or impossible by now.
+    pub(crate) fn late_uplinks(
+        &self,
+        texts: &[String],
+        means: &Means,
+    ) -> Result<(Vec<Uplink>, bool), SourceError> {
+        let options = Options {
+            name: &self.name,
+            left: self.options.clone(),
+            waits: false,
+            checks: false,
+        };
+        let one = |text: &String| {
+            let uplink = uplink::of(&options, text, &mut || Err(no_twin(text)))?;
+            may_be_late(text, &uplink, means).map(|()| uplink)
+        };
+        let all = texts.iter().map(one).collect::<Result<Vec<_>, _>>()?;
+        let needs_more = all.iter().any(|it| it.how == uplink::AF_XDP);
+        Ok((all, needs_more))
+    }
+
     /// What a running switch is to be like from now on, uplinks and threads aside.
     ///
     /// # Errors
@@ -68,7 +102,12 @@ impl SourceSpec {
     }
 }
 
-/// Whether an option says where clients join, and who may.
+/// Whether an option of a switch holds as long as there is the switch.
+pub(crate) fn is_for_life(key: &str) -> bool {
+    FOR_LIFE.contains(&key)
+}
+
+/// Whether an option says where clients join, and who may, or which interfaces of the host are ports.
 pub(crate) fn is_entrance(key: &str) -> bool {
     ENTRANCES.contains(&key)
 }
@@ -91,18 +130,14 @@ pub(super) fn open(
     for text in options.list("uplink", |text| Some(text.to_owned()))? {
         let uplink = uplink::of(options, &text, &mut || {
             if means.is_late {
-                return Err(SourceError::new(format!("{text}: a twin {TOO_LATE}")));
+                return Err(no_twin(&text));
             }
             if twin.is_none() {
                 twin = Some(Twin::open(&config, user)?);
             }
             Ok(twin.iter().flatten().next().map(Twin::gate))
         })?;
-        if means.is_late && uplink.how == uplink::AF_XDP && !means.errands.are_done() {
-            return Err(SourceError::new(format!(
-                "{text}: an uplink by AF_XDP {TOO_LATE}; or run it with change_programs = \"on\""
-            )));
-        }
+        may_be_late(&text, &uplink, means)?;
         *locks_memory |= uplink.how == uplink::AF_XDP;
         uplinks.push(uplink);
     }
@@ -112,10 +147,7 @@ pub(super) fn open(
     } else {
         "switch"
     };
-    let mut description = hub.to_owned();
-    for Uplink { interface, how, .. } in &uplinks {
-        description += &format!(", uplink {interface} ({how})");
-    }
+    let description = hub.to_owned();
     if twin.is_none() {
         Twin::forget(&config.name, user);
     }
@@ -129,6 +161,20 @@ pub(super) fn open(
     let (queue, opened) = opened?;
     *board = Some(opened);
     Ok((SWITCH, description, vec![queue], false))
+}
+
+fn no_twin(text: &str) -> SourceError {
+    SourceError::new(format!("{text}: a twin {TOO_LATE}"))
+}
+
+/// Refuses an uplink that takes rights that nobody has any more.
+fn may_be_late(text: &str, uplink: &Uplink, means: &Means) -> Result<(), SourceError> {
+    if means.is_late && uplink.how == uplink::AF_XDP && !means.errands.are_done() {
+        return Err(SourceError::new(format!(
+            "{text}: an uplink by AF_XDP {TOO_LATE}; or run it with change_programs = \"on\""
+        )));
+    }
+    Ok(())
 }
 
 /// All but the uplinks.
@@ -257,8 +303,21 @@ fn entrances(
     Ok(())
 }
 
-/// Where clients join, and who may.
-const ENTRANCES: [&str; 11] = [
+/// What a switch is made with, once and for all.
+const FOR_LIFE: [&str; 9] = [
+    "ports",
+    "ports_each",
+    "stations",
+    "stations_each",
+    "longest",
+    "lanes",
+    "threads",
+    "cpus",
+    "busy",
+];
+/// Where clients join, and who may; and uplinks.
+const ENTRANCES: [&str; 12] = [
+    "uplink",
     "vde",
     "stream",
     "bess",

@@ -76,6 +76,7 @@ pub(super) fn of(
     own.done()?;
     Ok(Uplink {
         interface: interface.to_owned(),
+        text: text.to_owned(),
         how: if is_twin { TWIN } else { kind },
         is_twin,
         open,

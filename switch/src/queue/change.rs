@@ -25,8 +25,26 @@ impl Switch {
                     log::error!(target: "switch", "{}: port {port}: {error}", self.name);
                 }
             },
+            Change::Plug {
+                port,
+                uplink,
+                queues,
+            } => {
+                // Whoever was there before is not to be found there.
+                self.part(port);
+                let link = self.uplinks.plug(*uplink, queues, port);
+                self.exits.add_unwatched(port, link);
+                self.join(port);
+            }
             Change::Remove(number) => {
                 self.remove(number);
+            }
+            Change::Unplug(number, to) => {
+                self.remove(number);
+                if let Some(gone) = self.uplinks.unplug(number) {
+                    // If nobody waits any more, its sockets are closed here.
+                    let _ = to.send(gone);
+                }
             }
             Change::Anew(number) => self.forwarder.pardon(number),
             Change::Close(number) => {

@@ -18,12 +18,12 @@ use crate::entrances::{Entrances, Served};
 use crate::exits::Exits;
 use crate::forward::{Forwarder, Number};
 use crate::lanes::Lanes;
-use crate::roster::{Holder, Roster, locked};
+use crate::roster::{Roster, locked};
 use crate::settings::Settings;
 use crate::show::NOT_OF_UPLINKS;
 use crate::turn::Spare;
 use crate::twin::{Twin, limits};
-use crate::uplink::{UPLINK, Uplink, Uplinks};
+use crate::uplink::{Uplink, Uplinks};
 
 impl Switch {
     /// Makes the switch and its entrances; they are served when the source is.
@@ -124,20 +124,15 @@ impl Switch {
         number: Number,
         board: &Switchboard,
     ) -> Result<(), SourceError> {
-        let holder = Holder {
-            owner: UPLINK.into(),
-            is_trusted: true,
-            way: UPLINK,
-            description: format!("interface {} ({})", uplink.interface, uplink.how),
-        };
         let mut roster = locked(&board.roster);
         let settings = roster.settings.ports.get(&number);
         if settings.is_some_and(|it| it.gro > 0 || it.expands_acks) {
             return Err(SourceError::new(format!("port {number} {NOT_OF_UPLINKS}")));
         }
-        let port = roster.take(holder, Some(number));
+        let port = roster.take(uplink.holder(), Some(number));
         drop(roster);
         let port = port.map_err(SourceError::new)?.get();
+        board.entrances.note(&uplink, port);
         // NB: first. What the gate decides somebody must do.
         if let Some(twin) = &mut self.twin
             && uplink.is_twin
