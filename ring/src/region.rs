@@ -139,6 +139,17 @@ impl Region {
         u64::from_le(word.fetch_or(bits.to_le(), order))
     }
 
+    /// Writes a word if it is as expected.
+    #[inline]
+    pub fn exchange_u64(&self, offset: u64, expected: u64, value: u64) {
+        assert!(offset.is_multiple_of(8));
+        // SAFETY: in bounds and aligned; an atomic may be changed while the peer changes it.
+        let word = unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) };
+        // SeqCst: who needs less has a barrier more. If it was another one, that is all.
+        let order = Ordering::SeqCst;
+        let _ = word.compare_exchange(expected.to_le(), value.to_le(), order, order);
+    }
+
     /// Sets a word to 0; what it was before.
     #[inline]
     pub fn take_u64(&self, offset: u64, order: Ordering) -> u64 {

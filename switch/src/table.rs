@@ -168,7 +168,10 @@ impl View {
     #[inline]
     #[must_use]
     pub(crate) fn hear(&self, seen: &Seen, now_s: u32) -> bool {
-        seen.heard_s >= now_s || self.shared.hear_beside(seen.slot, seen.word, now_s)
+        seen.heard_s >= now_s
+            || self
+                .shared
+                .hear_beside(seen.slot, (seen.word, seen.heard_s), now_s)
     }
 }
 

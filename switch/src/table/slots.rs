@@ -107,11 +107,13 @@ impl Slots {
         self.load(slot, Self::HEARD) as u32
     }
 
-    /// Its station was heard by a thread beside the writer, which found this word. False: it may be another station's
-    /// slot by now, and it was not heard for sure.
+    /// Its station was heard by a thread beside the writer, which found this word and second. False: it may be another
+    /// station's slot by now, and it was not heard for sure.
     #[inline]
-    pub(super) fn hear_beside(&self, slot: usize, word: u64, now_s: u32) -> bool {
-        self.hear(slot, now_s);
+    pub(super) fn hear_beside(&self, slot: usize, (word, heard_s): (u64, u32), now_s: u32) -> bool {
+        // A second that others have written since is newer, or another station's.
+        let at = slot as u64 * Self::BYTES + Self::HEARD;
+        self.region.exchange_u64(at, heard_s.into(), now_s.into());
         // Pairs with the fence in `close`: it finds the second, or we find its word.
         fence(Ordering::SeqCst);
         self.load(slot, Self::WORD) == word
