@@ -227,8 +227,7 @@ impl Memory {
     pub(crate) fn prefetch(&self, at: u64) {
         if let Some((region, offset)) = self.hinted(at) {
             region.prefetch(offset);
-            // The guest's address may be any; a hint goes anywhere.
-            region.prefetch(offset.wrapping_add(LINE));
+            region.prefetch(offset + LINE);
         }
     }
 
@@ -237,16 +236,18 @@ impl Memory {
     pub(crate) fn prefetch_write(&self, at: u64) {
         if let Some((region, offset)) = self.hinted(at) {
             region.prefetch_write(offset);
-            region.prefetch_write(offset.wrapping_add(LINE));
+            region.prefetch_write(offset + LINE);
         }
     }
 
-    /// The piece that may have what is at a guest's address, and where there.
+    /// The piece that has what is at a guest's address, and where there. NB: elsewhere no line is asked for: it would
+    /// be taken from whoever has it.
     #[inline]
     fn hinted(&self, at: u64) -> Option<(&Region, u64)> {
         let after = self.slots.partition_point(|it| it.described.guest <= at);
         let slot = &self.slots[after.checked_sub(1)?];
-        Some((&slot.region, at - slot.described.guest))
+        let offset = at - slot.described.guest;
+        (offset < slot.described.len).then_some((&slot.region, offset))
     }
 
     /// `len` bytes at one of the front-end's addresses, within one piece, aligned.
