@@ -103,7 +103,7 @@ mod tests {
         let mut frame = frame.to_vec();
         frame.resize(60, 0);
         forwarder.begin(1_000_000);
-        forwarder.decide(port, &frame, None);
+        forwarder.decide(port, (&frame, 60), None);
     }
 
     #[test]

@@ -296,9 +296,15 @@ impl Forwarder {
         &self.dues[to]
     }
 
-    /// Decides where a frame goes that came from a port; [`due`](Self::due) has the ports.
+    /// Decides where a frame goes that came from a port; [`due`](Self::due) has the ports. `frame` has its begin at
+    /// least, and it has `len` bytes in all.
     #[inline]
-    pub(crate) fn decide(&mut self, from: Number, frame: &[u8], fault: Option<Fault>) -> Way {
+    pub(crate) fn decide(
+        &mut self,
+        from: Number,
+        (frame, len): (&[u8], usize),
+        fault: Option<Fault>,
+    ) -> Way {
         self.counters.entered += 1;
         let reason = match fault {
             None => None,
@@ -321,13 +327,13 @@ impl Forwarder {
         if from != HOST
             && let Some(judge) = &mut self.judge
         {
-            match judge.ask(from, frame) {
+            match judge.ask(from, (frame, len)) {
                 Verdict::Policed => return self.refuse(from, Reason::Police),
                 Verdict::Forward(to) if !self.is_hub => return self.forward(to),
                 _ => {}
             }
         }
-        if self.policed > 0 && !self.may_send(from, frame.len()) {
+        if self.policed > 0 && !self.may_send(from, len) {
             return self.refuse(from, Reason::Police);
         }
         if self.has_rules {

@@ -43,7 +43,7 @@ impl Spare {
     ) {
         forwarder.begin(now_us);
         self.ways.clear();
-        let decided = batch.map(|it| forwarder.decide(it.from, it.bytes, it.fault));
+        let decided = batch.map(|it| forwarder.decide(it.from, (it.bytes, it.len()), it.fault));
         self.ways.extend(decided);
     }
 
@@ -90,7 +90,7 @@ impl Spare {
         let (mut noted, mut passed) = (Noted::default(), Passed::default());
         let mut entered = recycle(std::mem::take(&mut self.entered));
         for (place, it) in (0..).zip(batch) {
-            let way = forwarder.decide(it.from, it.bytes, it.fault);
+            let way = forwarder.decide(it.from, (it.bytes, it.len()), it.fault);
             let (dues, _) = forwarder.dues();
             exits.note(place, &it, &way, dues, &mut self.forms, &mut noted);
             passed.count(&it);

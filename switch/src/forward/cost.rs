@@ -54,7 +54,7 @@ fn best(settings: &PortSettings, text: &str, ports: u16, pairs: u16) -> f64 {
             for nth in 0..128 {
                 let (from, frame) = &frames[(round * 128 + nth) % frames.len()];
                 let frame = std::hint::black_box(frame);
-                let way = std::hint::black_box(it.decide(*from, frame, None));
+                let way = std::hint::black_box(it.decide(*from, (frame, frame.len()), None));
                 total += way.count();
             }
         }

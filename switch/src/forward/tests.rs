@@ -16,7 +16,7 @@ fn switch(ports: &[Number]) -> Forwarder {
 }
 
 fn due(switch: &mut Forwarder, from: Number, frame: &[u8]) -> Vec<Number> {
-    let way = switch.decide(from, frame, None);
+    let way = switch.decide(from, (frame, frame.len()), None);
     let due = way.forms().map(|(_, to)| switch.due(to).to_vec());
     due.concat()
 }
@@ -77,8 +77,8 @@ fn what_is_no_frame_is_dropped_and_teaches_nothing() {
     group[6] |= 1;
     assert_eq!(due(&mut it, 1, &group), []);
     assert!(
-        it.decide(1, &frame(9, 8), Some(Fault::Long)) == Way::default()
-            && it.decide(1, &[], Some(Fault::Lie)) == Way::default()
+        it.decide(1, (&frame(9, 8), 1515), Some(Fault::Long)) == Way::default()
+            && it.decide(1, (&[], 0), Some(Fault::Lie)) == Way::default()
     );
     let counters = it.counters;
     assert_eq!(
@@ -135,7 +135,7 @@ fn vlans_are_apart_and_each_port_has_its_form() {
     // The same station is another one in another VLAN.
     assert_eq!(due(&mut it, 2, &frame(8, 9)), [1]);
     assert_eq!(it.table.len(), 4);
-    let way = it.decide(1, &frame(0xfe, 8), None);
+    let way = it.decide(1, (&frame(0xfe, 8), 60), None);
     assert_eq!(it.due(way.kept()), [2]);
     let [_, (edit, tagged)] = way.forms();
     assert_eq!((edit, it.due(tagged)), (Edit::Push(10), &[4][..]));
@@ -143,7 +143,7 @@ fn vlans_are_apart_and_each_port_has_its_form() {
     tagged.splice(12..12, [0x81, 0, 0, 10]);
     assert_eq!(due(&mut it, 1, &tagged), []);
     assert_eq!(refused(&it, Reason::Vlan), 1);
-    let way = it.decide(4, &tagged, None);
+    let way = it.decide(4, (&tagged, tagged.len()), None);
     assert_eq!(it.due(way.kept()), []);
     let [(edit, plain), _] = way.forms();
     assert_eq!((edit, it.due(plain)), (Edit::Pop, &[2][..]));
@@ -214,7 +214,7 @@ fn nobody_hops_into_another_vlan() {
             sent.splice(12..12, tag);
         }
         sent.truncate(14 + below(60) as usize);
-        let way = it.decide(from, &sent, None);
+        let way = it.decide(from, (&sent, sent.len()), None);
         let Some(class) = rules[usize::from(from) - 1].classify(&sent) else {
             assert_eq!(way.count(), 0);
             continue;
@@ -485,7 +485,7 @@ fn a_million_strangers_of_one_port_make_nobody_forgotten() {
     for number in 0..1_000_000_u32 {
         sent[8..12].copy_from_slice(&number.to_be_bytes());
         sent[7] = 1;
-        it.decide(1, &sent, None);
+        it.decide(1, (&sent, sent.len()), None);
     }
     assert_eq!((it.table.len(), it.counters.unlearned), (101, 999_900));
     assert_eq!(due(&mut it, 3, &frame(7, 6)), [2]);

@@ -31,12 +31,12 @@ impl Judge {
         Ok(Self(Instance::new(&code)?))
     }
 
-    /// Of a frame of a port.
+    /// Of a frame of a port, of which the begin is here, and so many bytes in all.
     #[inline]
-    pub(crate) fn ask(&mut self, from: Number, frame: &[u8]) -> Verdict {
+    pub(crate) fn ask(&mut self, from: Number, (frame, len): (&[u8], usize)) -> Verdict {
         let meta = Meta {
             interface: 1 << INNER | u32::from(from),
-            wire_len: frame.len() as u32,
+            wire_len: len as u32,
             ..Meta::default()
         };
         // It reads no more.

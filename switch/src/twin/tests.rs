@@ -91,7 +91,7 @@ impl Both {
 
     /// Where the daemon's instance puts a frame of port 1.
     fn judge(&mut self, from: u32, to: u32) -> Option<Number> {
-        match self.judge.ask(1, &frame(from, to)) {
+        match self.judge.ask(1, (&frame(from, to), 64)) {
             Verdict::Forward(to) => Some(to),
             Verdict::Refer => None,
             Verdict::Policed => panic!("nothing is policed"),
@@ -279,7 +279,7 @@ fn both_instances_take_from_one_bucket_what_a_port_may_send() {
         let at = round % 2;
         let may = match at {
             0 => both.classifier.test(&frame(1, 2)).unwrap() == REDIRECT,
-            _ => both.judge.ask(1, &frame(1, 2)) == Verdict::Forward(2),
+            _ => both.judge.ask(1, (&frame(1, 2), 64)) == Verdict::Forward(2),
         };
         match may {
             true => sent[at] += 1,

@@ -52,6 +52,25 @@ fn frames_of_all_lengths_are_whole_for_one_guest_and_for_many() {
 }
 
 #[test]
+fn a_policed_port_pays_for_the_whole_length_of_a_frame() {
+    // What it may send at once is 128 KiB, and in a second next to nothing.
+    let served = Served::set("default.police=1000");
+    let (mut sender, mut other) = (served.guest(PLAIN), served.guest(PLAIN));
+    introduce(&mut [&mut other], &[2]);
+    let mut came = 0;
+    for number in 0..200 {
+        sender.send(&long(2, 1, number, 1500));
+        eventually("it is back", || sender.has_sent());
+        came += other.drain();
+    }
+    let refused = served.count("in_dropped_police");
+    came += other.drain();
+    assert_eq!(came as u64 + refused, 200);
+    let paid = (128 << 10) / 1500;
+    assert!((paid - 2..paid + 3).contains(&came), "{came} of {paid}");
+}
+
+#[test]
 fn who_waits_for_buffers_has_the_bytes_of_when_the_sender_had_its_own_back() {
     let served = Served::here();
     let (mut sender, mut other) = (served.guest(PLAIN), served.guest(PLAIN));
