@@ -569,7 +569,7 @@ impl Table {
     }
 
     /// `last_heard` tells of a slot when its station was heard, before that moves.
-    fn remove_by(&mut self, mut hole: usize, last_heard: impl Fn(&Slots, usize) -> u32) {
+    fn remove_by(&mut self, mut hole: usize, mut last_heard: impl FnMut(&Slots, usize) -> u32) {
         let mask = self.shared.mask();
         self.unlink(hole);
         self.len -= 1;
@@ -620,10 +620,15 @@ impl Table {
         }
     }
 
-    /// The fault: when those behind it were heard is taken down before nobody hears them there any more.
-    pub(crate) fn unlearn_carelessly(&mut self, key: Key) {
+    /// The fault: when those behind it were heard is taken down before nobody hears them there any more. What happens
+    /// between the two is up to the caller.
+    pub(crate) fn unlearn_carelessly(&mut self, key: Key, mut between: impl FnMut()) {
         if let Some(at) = self.place(key) {
-            self.remove_by(at, Slots::heard_s);
+            self.remove_by(at, |slots, at| {
+                let heard_s = slots.heard_s(at);
+                between();
+                heard_s
+            });
         }
     }
 

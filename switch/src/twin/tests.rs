@@ -411,8 +411,8 @@ struct Moved {
 }
 
 /// Moves a station that was not heard for long at the moment when the kernel instance has the one frame from it, again and
-/// again. It takes this long, or, of a control, until one was lost.
-fn moves(time: Duration, is_control: bool, unlearn: fn(&mut Table, Key)) -> Option<Moved> {
+/// again for this long.
+fn moves(time: Duration) -> Option<Moved> {
     const TO: u32 = 2_000_000;
     let mut both = Both::new()?;
     let mut pair = neighbours(&mut both);
@@ -454,7 +454,7 @@ fn moves(time: Duration, is_control: bool, unlearn: fn(&mut Table, Key)) -> Opti
         });
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
         let until = Instant::now() + time;
-        while Instant::now() < until && !(is_control && moved.lost > 0) {
+        while Instant::now() < until {
             let [first, second] = pair;
             let now = now_s();
             // It has not been heard for long, but is not old.
@@ -463,7 +463,7 @@ fn moves(time: Duration, is_control: bool, unlearn: fn(&mut Table, Key)) -> Opti
             asked.store(u64::from(second) << 1 | turn, Ordering::Release);
             // The frame takes a microsecond or two.
             (0..random.next() % 400).for_each(|_| std::hint::spin_loop());
-            unlearn(&mut both.table, key(first));
+            both.table.unlearn(key(first));
             wait(&|| answered.load(Ordering::Acquire) & 1 == turn);
             let verdict = (answered.load(Ordering::Acquire) >> 1) as u32;
             let heard = both.table.entries(now).find(|it| it.key == key(second));
@@ -484,7 +484,7 @@ fn moves(time: Duration, is_control: bool, unlearn: fn(&mut Table, Key)) -> Opti
 
 #[test]
 fn no_station_that_moves_in_the_table_loses_that_the_kernel_heard_it() {
-    let Some(moved) = moves(Duration::from_secs(2), false, Table::unlearn) else {
+    let Some(moved) = moves(Duration::from_secs(2)) else {
         return;
     };
     println!("{moved:?} in 2 s");
@@ -499,11 +499,21 @@ fn no_station_that_moves_in_the_table_loses_that_the_kernel_heard_it() {
 
 #[test]
 fn a_table_that_looks_when_they_were_heard_before_it_closes_them_loses_some() {
-    let Some(moved) = moves(Duration::from_secs(60), true, Table::unlearn_carelessly) else {
+    let Some(mut both) = Both::new() else {
         return;
     };
-    println!("{moved:?}");
-    assert!(moved.lost > 0, "the fault is none: {moved:?}");
+    const TO: u32 = 2_000_000;
+    let [first, second] = neighbours(&mut both);
+    let now = now_s();
+    both.table.learn(key(TO), 2, now);
+    both.table.learn(key(second), 1, now - 200);
+    let (program, mut said) = (Arc::clone(&both.classifier), Vec::new());
+    both.table.unlearn_carelessly(key(first), || {
+        said.push(program.test(&frame(second, TO)).expect("it runs"));
+    });
+    assert_eq!(said, [REDIRECT], "the kernel heard it");
+    let heard = both.table.entries(now).find(|it| it.key == key(second));
+    assert!(heard.is_some_and(|it| it.age_s >= 200), "the fault is none");
 }
 
 /// Stations that only the kernel instance hears stay, while others come old, are swept, and move them.
