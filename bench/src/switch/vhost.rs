@@ -179,7 +179,12 @@ fn guests(len: usize, paths: &[String; 2]) -> Result<Testpmd> {
     let devices: Vec<String> = paths.iter().enumerate().map(device).collect();
     let peers = [0, 1].map(peer);
     let arguments = ["--forward-mode=io", &peers[0], &peers[1]];
-    Testpmd::told(WorkerCpu::Second, &devices, &arguments, &begins(len))
+    let mut guests = Testpmd::told(WorkerCpu::Second, &devices, &arguments, "")?;
+    // Until the forwarder has both guests' rings: what it gets for one that is not there yet it drops, and
+    // when all are dropped nothing goes round.
+    std::thread::sleep(PATIENCE / 10);
+    guests.tell(&begins(len))?;
+    Ok(guests)
 }
 
 /// What makes them begin.
