@@ -83,7 +83,8 @@ pub struct Plan {
 pub enum Lie {
     /// A kind of super-frame that is not known, or two at once.
     Kind(u8),
-    /// The frame is none of that protocol, or a fragment, or its headers end outside of it.
+    /// The frame is none of that protocol, or a fragment, or its headers end outside of it or are more than
+    /// [`MAX_HEADERS`].
     Headers,
     /// The IP header counts other bytes than there are.
     Length,
@@ -96,6 +97,10 @@ pub enum Lie {
 /// The most packets that a frame is cut into: 64 KiB in the least segments that TCP must accept
 /// (RFC 9293, 3.7.1, less the longest options).
 pub const MAX_PIECES: usize = 2048;
+
+/// The most bytes of headers: each packet has them all, so that a frame of many packets with long headers would
+/// become a multiple of itself. Linux' senders leave room for less than 400 (`MAX_TCP_HEADER`).
+pub const MAX_HEADERS: usize = 512;
 
 /// What is left to do with a frame of `wire_len` bytes, of which `frame` are there; `None` if nothing.
 ///
@@ -175,7 +180,8 @@ fn plan(frame: &[u8], wire_len: usize, offload: &Offload) -> Result<Plan, Lie> {
             .map_or(0, |words| usize::from(words >> 4) * 4),
     };
     let payload = transport + header;
-    if header < if is_udp { 8 } else { 20 } || payload > frame.len() {
+    let is_there = payload <= frame.len() && payload <= MAX_HEADERS;
+    if header < if is_udp { 8 } else { 20 } || !is_there {
         return Err(Lie::Headers);
     }
     // What is there is part of what was on the wire.

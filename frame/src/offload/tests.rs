@@ -231,6 +231,51 @@ fn a_header_that_lies_is_refused() {
 }
 
 #[test]
+fn headers_that_each_packet_would_have_are_bounded() {
+    // As many extension headers as are walked through, the longest ones: 32 KiB, and then a byte for each packet.
+    let mut frame: Vec<u8> = (1..=12).collect();
+    frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+    let len = 16 * 2048 + 20 + 2000;
+    frame.extend((len as u16).to_be_bytes());
+    frame.extend([60, 64]);
+    frame.extend([1; 32]);
+    for nth in 0..16 {
+        let mut header = [0; 2048];
+        (header[0], header[1]) = (if nth < 15 { 60 } else { 6 }, 255);
+        frame.extend(header);
+    }
+    let transport = frame.len();
+    frame.extend([0; 12]);
+    frame.extend([0x50, 0x18, 4, 0, 0, 0, 0, 0]);
+    frame.extend([7; 2000]);
+    let bomb = Offload {
+        flags: flags::NEEDS_CSUM,
+        gso_type: gso::TCPV6,
+        gso_size: 1,
+        csum_start: transport as u16,
+        csum_offset: 16,
+    };
+    let found = work(&frame, frame.len() as u32, &bomb);
+    assert_eq!(found, Err(Lie::Headers), "2,000 packets of 32 KiB");
+    // Up to the limit they are what they were.
+    for (options, fits) in [(424, true), (432, false)] {
+        let recipe = Recipe {
+            is_ipv6: true,
+            options,
+            ..PLAIN
+        };
+        let (frame, transport, payload) = samples::frame(&recipe);
+        assert_eq!(payload <= MAX_HEADERS, fits, "{payload}");
+        let found = work(
+            &frame,
+            frame.len() as u32,
+            &offload(&recipe, transport, 1000),
+        );
+        assert_eq!(found.is_ok(), fits, "{options}");
+    }
+}
+
+#[test]
 fn no_bytes_and_no_header_make_it_panic() {
     let mut dice = dice(seed("lying super-frames"));
     let mut pieces = Pieces::default();
