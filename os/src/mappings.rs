@@ -3,10 +3,12 @@
 //! At `vm.max_map_count` nothing can be mapped any more: no pool, no ring, no stack of a thread. A ring
 //! of a process takes two mappings or three, so readers could cause that. Shared memory leaves
 //! `HELD_BACK` mappings to the rest of the daemon; one user has at most half of the shared part
-//! ([`most_each`]).
+//! ([`most_each`]). Addresses are bounded where users say how much memory is to be mapped: [`Space`].
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vnplug_ring::control::apart::Piece;
 
@@ -45,6 +47,79 @@ impl Taken {
 impl Drop for Taken {
     fn drop(&mut self) {
         TAKEN.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+/// Addresses for memory that users share with us, who say how much it is: a file's length costs them nothing.
+#[derive(Debug)]
+pub struct Space {
+    /// Bytes for all users, and for each.
+    most: u64,
+    most_each: u64,
+    /// Bytes that each user has.
+    taken: Mutex<BTreeMap<u32, u64>>,
+}
+
+/// The memory of users who are neither root nor the daemon's own. A process has 128 TiB of addresses (x86-64 with
+/// four levels of page tables): half of them are left to all others.
+pub static STRANGERS: Space = Space::new(1 << 46, 1 << 44);
+
+/// Addresses that count until this is dropped.
+#[derive(Debug)]
+pub struct Room {
+    space: &'static Space,
+    user: u32,
+    bytes: u64,
+}
+
+impl Space {
+    /// With so many bytes for all users, and for each.
+    pub const fn new(most: u64, most_each: u64) -> Self {
+        Self {
+            most,
+            most_each,
+            taken: Mutex::new(BTreeMap::new()),
+        }
+    }
+
+    /// Takes `bytes` for this user.
+    ///
+    /// # Errors
+    /// `QuotaExceeded` if fewer are left.
+    pub fn take(&'static self, user: u32, bytes: u64) -> io::Result<Room> {
+        let mut taken = self.taken();
+        let of_user = taken.get(&user).copied().unwrap_or(0);
+        let of_all: u64 = taken.values().sum();
+        let fits = |taken: u64, most: u64| bytes <= most - taken;
+        if !fits(of_user, self.most_each) || !fits(of_all, self.most) {
+            let what = format!(
+                "{bytes} bytes more: user {user} shares {of_user} of at most {}, all users {of_all} of {}",
+                self.most_each, self.most
+            );
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
+        }
+        *taken.entry(user).or_default() += bytes;
+        Ok(Room {
+            space: self,
+            user,
+            bytes,
+        })
+    }
+
+    fn taken(&self) -> MutexGuard<'_, BTreeMap<u32, u64>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let mut taken = self.space.taken();
+        if let Some(of_user) = taken.get_mut(&self.user) {
+            *of_user -= self.bytes;
+            if *of_user == 0 {
+                taken.remove(&self.user);
+            }
+        }
     }
 }
 
@@ -98,5 +173,20 @@ mod tests {
         assert!(error.to_string().contains("vm.max_map_count"), "{error}");
         // Other tests take and give a few meanwhile.
         assert!(TAKEN.load(Ordering::Relaxed) < before + (1 << 20));
+    }
+
+    #[test]
+    fn addresses_are_bounded_for_each_user_and_for_all() {
+        static SPACE: Space = Space::new(100, 40);
+        let one = SPACE.take(1, 30).unwrap();
+        assert!(SPACE.take(1, 11).is_err() && SPACE.take(1, u64::MAX).is_err());
+        let two = SPACE.take(1, 10).unwrap();
+        let others = [2, 3].map(|user| SPACE.take(user, 30).unwrap());
+        let error = SPACE.take(4, 1).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
+        drop(one);
+        assert!(SPACE.take(4, 30).is_ok() && SPACE.take(1, 31).is_err());
+        drop((two, others));
+        assert!(SPACE.taken().is_empty());
     }
 }

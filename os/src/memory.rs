@@ -106,6 +106,7 @@ pub fn rings(shape: Shape, go_on: GoOn<'_>) -> io::Result<Rings> {
         &watch,
         true,
         Some(go_on),
+        None,
     )?;
     Ok(Rings {
         region,
@@ -138,7 +139,15 @@ pub fn readable(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<SharedMemor
         fd: fd.as_fd(),
     };
     let align = if may_be_huge { HUGE } else { 4096 };
-    let region = lay_out(&[part], len, align, &Arc::default(), true, Some(go_on))?;
+    let region = lay_out(
+        &[part],
+        len,
+        align,
+        &Arc::default(),
+        true,
+        Some(go_on),
+        None,
+    )?;
     Ok(SharedMemory {
         region,
         fd: reader,

@@ -13,7 +13,7 @@ use vnplug_ring::Region;
 use vnplug_ring::control::apart::Piece;
 
 use super::{CHUNK, GoOn, HUGE, SharedMemory, in_chunks};
-use crate::mappings::{self, Taken};
+use crate::mappings::{self, Room, STRANGERS, Taken};
 use crate::sigbus::{self, Guard};
 
 /// What happens to a mapping of a file that others map, too.
@@ -61,18 +61,26 @@ pub(super) fn map(
         true => HUGE,
         false => 4096,
     };
-    lay_out(&[part], len, align, watch, false, Some(go_on))
+    lay_out(&[part], len, align, watch, false, Some(go_on), None)
 }
 
 /// Maps `len` bytes from `offset` on of memory that a peer shares with us, for as long as the region
 /// lives. No page is allocated or brought in before it is touched.
 ///
 /// The file must be a memfd or lie on a tmpfs or a hugetlbfs: elsewhere a page fault could take as long as
-/// the peer likes (FUSE). It may shrink later: [`Watch::lost`].
+/// the peer likes (FUSE). It may shrink later: [`Watch::lost`]. What a `stranger` shares takes addresses
+/// of those that this user may have ([`STRANGERS`]).
 ///
 /// # Errors
-/// `InvalidInput` if the file is another one, or does not have these bytes; else the system's.
-pub fn of_peer(fd: &impl AsFd, offset: u64, len: u64, watch: &Arc<Watch>) -> io::Result<Region> {
+/// `InvalidInput` if the file is another one, or does not have these bytes; `QuotaExceeded`; else the
+/// system's.
+pub fn of_peer(
+    fd: &impl AsFd,
+    offset: u64,
+    len: u64,
+    watch: &Arc<Watch>,
+    stranger: Option<u32>,
+) -> io::Result<Region> {
     let bad = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
     // Only these have seals, or lack them; nobody is asked but the kernel's memory.
     if rustix::fs::fcntl_get_seals(fd).is_err() {
@@ -106,7 +114,10 @@ pub fn of_peer(fd: &impl AsFd, offset: u64, len: u64, watch: &Arc<Watch>) -> io:
         fd: fd.as_fd(),
     };
     let align = if len >= HUGE { page.max(HUGE) } else { page };
-    let whole = lay_out(&[part], span, align, watch, false, None)?;
+    // What is too much for alignment is given back at once.
+    let room = stranger.map(|user| STRANGERS.take(user, span));
+    let room = room.transpose()?;
+    let whole = lay_out(&[part], span, align, watch, false, None, room)?;
     let part = whole.part(before, len);
     part.ok_or_else(|| bad(format!("memory at offset {offset} is not aligned")))
 }
@@ -127,6 +138,7 @@ pub(super) fn lay_out(
     watch: &Arc<Watch>,
     own: bool,
     populate: Option<GoOn<'_>>,
+    room: Option<Room>,
 ) -> io::Result<Region> {
     let (bytes, align) = size(len).and_then(|len| Ok((len, size(align)?)))?;
     let span = bytes
@@ -160,6 +172,7 @@ pub(super) fn lay_out(
         pieces: parts.iter().map(|part| part.piece).collect(),
         watch: Arc::clone(watch),
         _taken: taken,
+        _room: room,
     };
     for Part { piece, fd } in parts {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -206,6 +219,7 @@ struct Mapping {
     watch: Arc<Watch>,
     /// Dropped after the mapping is gone.
     _taken: Taken,
+    _room: Option<Room>,
 }
 
 impl Mapping {

@@ -21,6 +21,7 @@ use vnplug_os::{event, peer_log};
 
 use super::call::{Caller, Calls};
 use super::link;
+use super::memory::Allowance;
 use super::payload::Card;
 use super::session::{Heard, Remains, Session};
 use super::spec::feature;
@@ -494,7 +495,7 @@ impl Porter {
                 _ => 0,
             },
             longest: self.open.longest,
-            memory: if is_trusted { MEMORY } else { MEMORY_OF_OTHERS },
+            memory: allowance(peer.uid, is_trusted),
         };
         // Taken out to be put into the session.
         let Some(guest) = self.guests.remove(&id) else {
@@ -549,6 +550,24 @@ fn connected(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// How much memory a guest of this user's may have.
+fn allowance(uid: u32, is_trusted: bool) -> Allowance {
+    match is_trusted {
+        // As many pieces as QEMU's own library takes, for which front-ends are made.
+        true => Allowance {
+            pieces: 509,
+            bytes: 1 << 46,
+            stranger: None,
+        },
+        // This user may have 256 ports: mappings and addresses are the whole daemon's.
+        false => Allowance {
+            pieces: 64,
+            bytes: 1 << 38,
+            stranger: Some(uid),
+        },
+    }
+}
+
 /// The address of a guest's card at this port, if the guest asks for one: the same each time.
 fn mac(switch: &str, port: Number) -> [u8; 6] {
     // FNV-1a: it is only to differ.
@@ -562,12 +581,6 @@ fn mac(switch: &str, port: Number) -> [u8; 6] {
 
 /// How long a front-end may be silent.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Pieces of a guest's memory, as many as QEMU's own library takes, for which front-ends are made; and
-/// their bytes.
-const MEMORY: (usize, u64) = (509, 1 << 46);
-/// Of a user that is neither root nor the daemon's, who may have 256 ports: mappings and addresses are the
-/// whole daemon's.
-const MEMORY_OF_OTHERS: (usize, u64) = (64, 1 << 38);
 /// When to try again to connect.
 const AGAIN: Duration = Duration::from_millis(500);
 /// Silent connections of one user.

@@ -25,6 +25,17 @@ pub(crate) struct Described {
     pub(crate) offset: u64,
 }
 
+/// How much memory a front-end may share.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Allowance {
+    /// Pieces.
+    pub(crate) pieces: usize,
+    /// Their bytes in all.
+    pub(crate) bytes: u64,
+    /// Whose front-end it is, if all that this user shares is bounded, too.
+    pub(crate) stranger: Option<u32>,
+}
+
 /// A piece that is mapped.
 #[derive(Debug, Clone)]
 pub(crate) struct Slot {
@@ -66,14 +77,15 @@ pub(crate) struct Area {
 }
 
 impl Slot {
-    /// Maps a piece.
+    /// Maps a piece, a stranger's if so.
     ///
     /// # Errors
-    /// `InvalidInput` if it cannot be one; else the system's.
+    /// `InvalidInput` if it cannot be one, `QuotaExceeded`; else the system's.
     pub(crate) fn map(
         described: Described,
         fd: &impl std::os::fd::AsFd,
         watch: &Arc<Watch>,
+        stranger: Option<u32>,
     ) -> io::Result<Self> {
         let Described {
             guest, len, user, ..
@@ -83,7 +95,7 @@ impl Slot {
             let what = format!("{len} bytes at {guest:#x} ({user:#x}) do not fit");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        let region = of_peer(fd, described.offset, len, watch)?;
+        let region = of_peer(fd, described.offset, len, watch, stranger)?;
         Ok(Self { described, region })
     }
 
@@ -363,7 +375,7 @@ pub(crate) mod tests {
             described(0x10_2000, 0x2000, 0x5000_0000, 0),
             described(0x20_0000, 0x1000, 0x9000_0000, 0x4000),
         ];
-        let slots = pieces.map(|it| Slot::map(it, &fd, &watch).unwrap());
+        let slots = pieces.map(|it| Slot::map(it, &fd, &watch, None).unwrap());
         Memory::new(slots.to_vec(), watch, log).unwrap()
     }
 
@@ -424,10 +436,10 @@ pub(crate) mod tests {
             described(0, 0x2000, u64::MAX - 0xfff, 0),
             described(0, u64::MAX, 0, 0x1000),
         ] {
-            assert!(Slot::map(bad, &fd, &watch).is_err(), "{bad:?}");
+            assert!(Slot::map(bad, &fd, &watch, None).is_err(), "{bad:?}");
         }
-        let one = Slot::map(described(0, 0x2000, 0, 0), &fd, &watch).unwrap();
-        let two = Slot::map(described(0x1fff, 0x1000, 0, 0), &fd, &watch).unwrap();
+        let one = Slot::map(described(0, 0x2000, 0, 0), &fd, &watch, None).unwrap();
+        let two = Slot::map(described(0x1fff, 0x1000, 0, 0), &fd, &watch, None).unwrap();
         assert!(Memory::new(vec![two, one], watch, None).is_err());
     }
 
@@ -435,14 +447,14 @@ pub(crate) mod tests {
     fn only_the_kernels_memory_is_mapped() {
         let here = std::fs::File::open("/proc/self/exe").unwrap();
         let watch = Arc::default();
-        let error = Slot::map(described(0, 0x1000, 0, 0), &here, &watch).unwrap_err();
+        let error = Slot::map(described(0, 0x1000, 0, 0), &here, &watch, None).unwrap_err();
         assert!(error.to_string().contains("tmpfs"), "{error}");
     }
 
     #[test]
     fn a_file_that_shrinks_is_found_out_and_ends_nothing_v20() {
         let (fd, watch) = (file(0x4000), Arc::default());
-        let slot = Slot::map(described(0, 0x4000, 0, 0), &fd, &watch).unwrap();
+        let slot = Slot::map(described(0, 0x4000, 0, 0), &fd, &watch, None).unwrap();
         let memory = Memory::new(vec![slot], watch, None).unwrap();
         assert!(memory.write(0x2000, b"there"));
         assert!(!memory.is_lost());

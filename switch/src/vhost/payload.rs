@@ -3,7 +3,7 @@
 use vnplug_os::closer::PeerFd;
 
 use super::link::ANNOUNCEMENT;
-use super::memory::Described;
+use super::memory::{Allowance, Described};
 use super::message::Message;
 use super::spec::MAX_RINGS;
 
@@ -15,8 +15,8 @@ pub(crate) struct Card {
     pub(crate) longest: usize,
     /// Bits of [`feature`](super::spec::feature) that it does not have.
     pub(crate) lacks: u64,
-    /// Pieces of memory that it takes, and their bytes in all.
-    pub(crate) memory: (usize, u64),
+    /// The memory that it takes.
+    pub(crate) memory: Allowance,
 }
 
 impl Card {

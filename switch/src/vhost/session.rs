@@ -17,7 +17,7 @@ use vnplug_ring::Region;
 
 use super::call::Call;
 use super::link::{Order, Setup, Started, Wire};
-use super::memory::{Described, Memory, Slot};
+use super::memory::{Allowance, Described, Memory, Slot};
 use super::message::{self, Message, Read, Reader};
 use super::payload::{Card, DESCRIBED, announcement, describe, one_piece, ring_of, words};
 use super::ring::{Addresses, Place};
@@ -152,7 +152,7 @@ impl Session {
             }
             request::GET_PROTOCOL_FEATURES => Ok(Done::number(protocol::OFFERED)),
             request::GET_QUEUE_NUM => Ok(Done::number(2 * MAX_PAIRS as u64)),
-            request::GET_MAX_MEM_SLOTS => Ok(Done::number(self.card.memory.0 as u64)),
+            request::GET_MAX_MEM_SLOTS => Ok(Done::number(self.card.memory.pieces as u64)),
             request::SET_OWNER | request::SET_CONFIG => Ok(Done::Yes),
             // Our answer to each request depends on the request alone.
             request::SET_PROTOCOL_FEATURES => match number {
@@ -288,15 +288,19 @@ impl Session {
         mut slots: Vec<Slot>,
         new: impl Iterator<Item = (Described, &'a PeerFd)>,
     ) -> io::Result<Done> {
+        let Allowance {
+            pieces: most,
+            bytes: most_bytes,
+            stranger,
+        } = self.card.memory;
         let mut bytes: u64 = slots.iter().map(Slot::len).sum();
         for (piece, fd) in new {
             bytes = bytes.saturating_add(piece.len);
-            let (most, most_bytes) = self.card.memory;
             if slots.len() >= most || bytes > most_bytes {
                 let what = format!("more memory than {most} pieces or {most_bytes} bytes");
                 return Ok(Done::No(what));
             }
-            match Slot::map(piece, fd, &self.watch) {
+            match Slot::map(piece, fd, &self.watch, stranger) {
                 Ok(slot) => slots.push(slot),
                 Err(error) => return Ok(Done::No(error.to_string())),
             }
@@ -333,7 +337,14 @@ impl Session {
             return Ok(Done::No("not a log with one descriptor".into()));
         };
         let [len, offset] = words(&bytes);
-        self.log = match of_peer(&fd, offset, len, &self.watch) {
+        // NB: not compared with the memory: QEMU hands over a longer log before it adds memory (`vhost_commit`).
+        if len > LONGEST_LOG {
+            return Ok(Done::No(format!(
+                "a log of {len} bytes, more than {LONGEST_LOG}"
+            )));
+        }
+        let stranger = self.card.memory.stranger;
+        self.log = match of_peer(&fd, offset, len, &self.watch, stranger) {
             Ok(log) => Some(log),
             Err(error) => return Ok(Done::No(error.to_string())),
         };
@@ -567,6 +578,8 @@ const ANSWERED: [u32; 7] = [
     request::GET_MAX_MEM_SLOTS,
     request::SET_LOG_BASE,
 ];
+/// Bytes of a log: a bit for each page of 4 KiB below the guest's address 2^46; no guest has more memory.
+const LONGEST_LOG: u64 = 1 << (46 - 12 - 3);
 /// In SET_VRING_ADDR: writes to the used ring are logged.
 const LOGGED: u32 = 1;
 /// How long the thread that forwards may take: so often so long.

@@ -15,8 +15,10 @@ mod merged;
 mod messages;
 mod waking;
 
+use std::fs::Permissions;
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

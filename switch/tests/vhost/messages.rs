@@ -60,6 +60,75 @@ fn the_same_said_a_thousand_times_costs_nothing_v3_v19() {
 }
 
 #[test]
+fn a_log_is_no_longer_than_any_guest_needs_v3() {
+    let served = Served::here();
+    let log = memfd_create("long", MemfdFlags::CLOEXEC).unwrap();
+    let said = |len: u64| bytes_of(&[len, 0]);
+    ftruncate(&log, 16 << 40).unwrap();
+    for len in [(2 << 30) + 1, 16 << 40] {
+        let mut guest = served.guest(PLAIN);
+        assert!(
+            guest
+                .front
+                .send(SET_LOG_BASE, 0, &said(len), &[log.as_fd()])
+        );
+        // What has an answer of its own cannot be refused otherwise.
+        assert!(guest.front.is_closed(), "{len}");
+    }
+    let mut front = Front::connect(&served.path);
+    // Before the memory is known, which is longer afterwards.
+    assert!(front.send(SET_LOG_BASE, 0, &said(2 << 30), &[log.as_fd()]));
+    assert_eq!(front.answer().unwrap(), (SET_LOG_BASE, 5, vec![]));
+    drop(front);
+    eventually("nothing of it is left", || uses("memfd:long") == (0, 1));
+    served.check_alive();
+}
+
+#[test]
+fn a_strangers_front_ends_take_a_bounded_part_of_the_daemons_addresses_v3() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("SKIPPED: becomes other users, which takes root");
+    }
+    let served = Served::here();
+    for path in [served.path.parent().unwrap(), &served.path] {
+        std::fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
+    }
+    let of_user = |uid: u32, count: usize| {
+        let path = served.path.clone();
+        let fronts = std::thread::spawn(move || {
+            let uid = rustix::process::Uid::from_raw(uid);
+            rustix::thread::set_thread_uid(uid).unwrap();
+            (0..count)
+                .map(|_| Front::connect(&path))
+                .collect::<Vec<_>>()
+        });
+        fronts.join().unwrap()
+    };
+    let memory = memfd_create("huge", MemfdFlags::CLOEXEC).unwrap();
+    let most = 256_u64 << 30;
+    ftruncate(&memory, most).unwrap();
+    let mut all = Vec::new();
+    // Few at a time: no more may be silent.
+    for _ in 0..8 {
+        let mut fronts = of_user(4001, 8);
+        for front in &mut fronts {
+            assert!(front.table(&memory, most));
+        }
+        all.extend(fronts);
+    }
+    let mut more = of_user(4001, 1).remove(0);
+    assert!(!more.table(&memory, most), "16 TiB are his");
+    let mut other = of_user(4002, 1).remove(0);
+    assert!(other.table(&memory, most), "another user's are left");
+    // What is given back may be had again.
+    drop(all.pop());
+    eventually("it is unmapped", || more.table(&memory, most));
+    drop((all, more, other));
+    eventually("nothing of it is left", || uses("memfd:huge") == (0, 1));
+    served.check_alive();
+}
+
+#[test]
 fn numbers_are_checked_before_they_become_shorter_v4_v15() {
     let served = Served::here();
     let mut guest = served.guest(PLAIN);

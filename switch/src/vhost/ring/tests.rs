@@ -27,7 +27,7 @@ fn memory() -> (Arc<Memory>, Region, OwnedFd) {
         offset: 0,
     };
     let watch = Arc::default();
-    let slot = Slot::map(all, &fd, &watch).unwrap();
+    let slot = Slot::map(all, &fd, &watch, None).unwrap();
     let region = vnplug_os::memory::mapped(&fd, LEN).unwrap();
     let memory = Memory::new(vec![slot], watch, None).unwrap();
     (Arc::new(memory), region, fd)
@@ -356,7 +356,7 @@ fn what_is_given_back_is_logged() {
         user: 0,
         offset: 0,
     };
-    let slot = Slot::map(all, &fd, &watch).unwrap();
+    let slot = Slot::map(all, &fd, &watch, None).unwrap();
     let log = Region::heap(64);
     let memory = Arc::new(Memory::new(vec![slot], watch, Some(log.clone())).unwrap());
     let addresses = Addresses {
