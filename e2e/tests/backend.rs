@@ -12,7 +12,7 @@ use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::raw::{Holdings, Raw};
 use vnplug_e2e::user::{USER, as_user, open_to_all};
-use vnplug_ring::control::backend::{Connect, Register, WINDOW};
+use vnplug_ring::control::backend::{Connect, Register, WINDOW, cost};
 use vnplug_ring::control::{Backend, Message, code};
 use vnplug_testing::until;
 
@@ -610,4 +610,54 @@ fn floods_and_lies_end_a_channel_and_nobody_elses() {
         taken += 1;
     }
     back.send(own, b"room again").unwrap();
+}
+
+/// Credit for what lies in the daemon would have it queue without bound: the back-end says on.
+#[test]
+fn a_program_that_takes_what_it_was_not_given_yet_is_cut() {
+    const ANSWER: usize = 40_000;
+    const ROUNDS: u64 = 40;
+    let lab = Lab::new().unwrap();
+    let daemon = daemon(&lab);
+    let mut back = back_end(&daemon, 85, "kv");
+    let serves = thread::spawn(move || {
+        loop {
+            match heard(&mut back) {
+                Heard::Message { channel, .. } => back.send(channel, &[7; ANSWER]).unwrap(),
+                Heard::Left { .. } => return,
+                _ => {}
+            }
+        }
+    });
+    let mut raw = Raw::greeted(&daemon.socket());
+    let connect = Message::Backend(Backend::Connect(Connect {
+        id: 85,
+        name: String::new(),
+        version: 0,
+        label: String::new(),
+    }));
+    let Message::Backend(Backend::Connected(connected)) = raw.ask(&connect, 0) else {
+        panic!("not connected");
+    };
+    let channel = connected.channel;
+    let told = |of: &str| {
+        let counters = daemon.counters();
+        let mut own = counters.iter().filter(|it| it.kind == "backend");
+        value(own.find(|it| it.name == "kv").unwrap(), of)
+    };
+    let mut rounds = 0;
+    // It reads nothing, and says after each answer that it took it.
+    while told("channels_cut") == 0 {
+        rounds += 1;
+        assert!(rounds <= ROUNDS, "{} bytes wait", ANSWER as u64 * ROUNDS);
+        let bytes = vec![1];
+        let asks = Message::Backend(Backend::Say { channel, bytes });
+        raw.send(&asks.encode(0, 0)).unwrap();
+        let answered = || told("messages_out") == rounds || told("channels_cut") > 0;
+        until("it is answered", answered, |it| *it);
+        let cost = cost(ANSWER);
+        let took = Message::Backend(Backend::Took { channel, cost });
+        raw.send(&took.encode(0, 0)).unwrap();
+    }
+    serves.join().unwrap();
 }

@@ -48,8 +48,12 @@ pub(super) struct Channel {
 #[derive(Debug)]
 struct Flow {
     queue: VecDeque<Out>,
+    /// Comes after the queue, and is the last: nothing is queued any more.
+    hangup: Option<String>,
     /// The cost of what was said to this end and that it has not taken.
     untaken: u64,
+    /// As much of it is in the queue: it cannot have taken that.
+    undelivered: u64,
     /// Of the events that the other end sends.
     totals: Vec<u64>,
     /// They are in the queue.
@@ -69,8 +73,18 @@ enum Out {
     /// The credit likewise.
     Took,
     Other(Backend, Option<OwnedFd>),
-    /// The last.
-    Hangup(String),
+}
+
+impl Flow {
+    /// Nothing more is queued.
+    fn ends(&self) -> bool {
+        self.over || self.hangup.is_some()
+    }
+
+    fn clear(&mut self) {
+        self.queue.clear();
+        self.undelivered = 0;
+    }
 }
 
 impl Channel {
@@ -83,7 +97,9 @@ impl Channel {
     ) -> Self {
         let flow = |events: u8| Flow {
             queue: VecDeque::new(),
+            hangup: None,
             untaken: 0,
+            undelivered: 0,
             totals: vec![0; events.into()],
             events_wait: false,
             credit: 0,
@@ -130,7 +146,8 @@ impl Channel {
 
     /// Whether something waits for an end.
     pub(super) fn has_for(&self, side: Side) -> bool {
-        !self.flows[side as usize].queue.is_empty()
+        let flow = &self.flows[side as usize];
+        !flow.queue.is_empty() || flow.hangup.is_some()
     }
 
     /// Takes what an end says to the other one.
@@ -140,7 +157,7 @@ impl Channel {
     pub(super) fn take(&mut self, from: Side, said: Backend) -> Result<(), &'static str> {
         let there = &mut self.flows[from.other() as usize];
         match said {
-            _ if there.over => {}
+            _ if there.ends() => {}
             Backend::Say { bytes, .. } => {
                 if bytes.len() > MAX_SAID {
                     return Err("a message of more than 64 KiB");
@@ -150,6 +167,7 @@ impl Channel {
                     return Err("more messages than the other side took");
                 }
                 there.untaken += cost;
+                there.undelivered += cost;
                 there.queue.push_back(Out::Said(bytes));
             }
             Backend::Events { totals, .. } => {
@@ -167,8 +185,10 @@ impl Channel {
             }
             Backend::Took { cost, .. } => {
                 let here = &mut self.flows[from as usize];
-                let left = here.untaken.checked_sub(cost);
-                here.untaken = left.ok_or("it took more than it was given")?;
+                if cost > here.untaken - here.undelivered {
+                    return Err("that it took more than it was given");
+                }
+                here.untaken -= cost;
                 let there = &mut self.flows[from.other() as usize];
                 if there.credit == 0 && cost > 0 {
                     there.queue.push_back(Out::Took);
@@ -183,7 +203,7 @@ impl Channel {
     /// Tells an end something, perhaps with a descriptor.
     pub(super) fn tell(&mut self, side: Side, what: Backend, fd: Option<OwnedFd>) {
         let flow = &mut self.flows[side as usize];
-        if !flow.over {
+        if !flow.ends() {
             flow.queue.push_back(Out::Other(what, fd));
         }
     }
@@ -192,19 +212,19 @@ impl Channel {
     pub(super) fn hang_up(&mut self, by: Side, reason: &str) {
         let here = &mut self.flows[by as usize];
         here.over = true;
-        here.queue.clear();
+        here.hangup = None;
+        here.clear();
         let there = &mut self.flows[by.other() as usize];
-        let told = there.queue.iter().any(|out| matches!(out, Out::Hangup(_)));
-        if !there.over && !told {
-            there.queue.push_back(Out::Hangup(reason.to_owned()));
+        if !there.ends() {
+            there.hangup = Some(reason.to_owned());
         }
     }
 
     /// It ends for both, and both are told.
     pub(super) fn end_for_both(&mut self, reason: &str) {
         for flow in self.flows.iter_mut().filter(|flow| !flow.over) {
-            flow.queue.clear();
-            flow.queue.push_back(Out::Hangup(reason.to_owned()));
+            flow.clear();
+            flow.hangup = Some(reason.to_owned());
         }
     }
 
@@ -212,8 +232,16 @@ impl Channel {
     pub(super) fn next(&mut self, side: Side) -> Option<(Backend, Option<OwnedFd>)> {
         let channel = self.number;
         let flow = &mut self.flows[side as usize];
-        Some(match flow.queue.pop_front()? {
-            Out::Said(bytes) => (Backend::Say { channel, bytes }, None),
+        let Some(next) = flow.queue.pop_front() else {
+            let reason = flow.hangup.take()?;
+            flow.over = true;
+            return Some((Backend::Hangup { channel, reason }, None));
+        };
+        Some(match next {
+            Out::Said(bytes) => {
+                flow.undelivered -= cost(bytes.len());
+                (Backend::Say { channel, bytes }, None)
+            }
             Out::Events => {
                 flow.events_wait = false;
                 let totals = flow.totals.clone();
@@ -224,11 +252,6 @@ impl Channel {
                 (Backend::Took { channel, cost }, None)
             }
             Out::Other(what, fd) => (what, fd),
-            Out::Hangup(reason) => {
-                flow.over = true;
-                flow.queue.clear();
-                (Backend::Hangup { channel, reason }, None)
-            }
         })
     }
 }
@@ -276,10 +299,38 @@ mod tests {
             channel: 9,
             cost: cost(MAX_SAID),
         };
+        it.next(Side::BackEnd).unwrap();
         it.take(Side::BackEnd, took.clone()).unwrap();
         assert_eq!(it.next(Side::Program).unwrap().0, took);
         it.take(Side::Program, say(MAX_SAID)).unwrap();
         assert!(it.take(Side::Program, say(MAX_SAID + 1)).is_err());
+    }
+
+    #[test]
+    fn what_was_not_delivered_cannot_be_taken() {
+        let mut it = channel();
+        let took = |cost| Backend::Took { channel: 9, cost };
+        it.take(Side::BackEnd, say(1000)).unwrap();
+        it.take(Side::BackEnd, say(2000)).unwrap();
+        it.next(Side::Program).unwrap();
+        it.take(Side::Program, took(cost(1000))).unwrap();
+        assert_eq!(it.waiting(), cost(2000));
+        assert!(it.take(Side::Program, took(1)).is_err());
+    }
+
+    #[test]
+    fn after_the_end_nothing_waits_but_the_end() {
+        let mut it = channel();
+        it.take(Side::Program, say(1)).unwrap();
+        it.end_for_both("a lie");
+        for _ in 0..1000 {
+            it.take(Side::Program, say(MAX_SAID)).unwrap();
+            it.tell(Side::BackEnd, say(1), None);
+        }
+        it.hang_up(Side::Program, "later");
+        let (last, _) = it.next(Side::BackEnd).unwrap();
+        assert!(matches!(last, Backend::Hangup { reason, .. } if reason == "a lie"));
+        assert!(it.next(Side::BackEnd).is_none() && it.is_over());
     }
 
     #[test]
