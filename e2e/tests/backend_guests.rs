@@ -18,7 +18,7 @@ use vnplug_testing::{Deadline, PATIENCE, eventually};
 const SOON: Option<Duration> = Some(Duration::from_secs(60));
 
 fn daemon(lab: &Lab, more: &str) -> Daemon {
-    let kv = format!("kv,id=85,uid=0,open=vm:*,memory=8M{more}");
+    let kv = format!("kv,id=85,uid=0,open=vm:*,memory=16M{more}");
     let args = [
         "--source",
         "lab=gen,pps=100",

@@ -37,6 +37,8 @@ const MAX_OPEN_GIFTS: usize = 64;
 const MAX_FDS: usize = 2 * SLOTS;
 /// No request is served while more bytes of answers wait for the peer to read them.
 const CLOGGED: usize = 64 << 10;
+/// Nor while more descriptors of answers wait: each is one of the daemon's, however short its message.
+const CLOGGED_FDS: usize = 16;
 /// What other peers say waits elsewhere while more than this waits here.
 const ROOM: usize = 16 << 10;
 /// So much of what a peer asks is held that acknowledges late.
@@ -84,6 +86,7 @@ pub(crate) struct Session {
     pub(crate) framer: Framer,
     queued: VecDeque<Outgoing>,
     queued_bytes: usize,
+    queued_fds: usize,
     /// Bytes sent and not acknowledged, where the peer acknowledges.
     unacknowledged: Option<usize>,
     /// Requests of such a peer that came while too much waited for it.
@@ -142,6 +145,7 @@ impl Session {
             framer,
             queued: VecDeque::new(),
             queued_bytes: 0,
+            queued_fds: 0,
             unacknowledged: None,
             held: VecDeque::new(),
             held_bytes: 0,
@@ -256,6 +260,7 @@ impl Session {
     ) -> Result<(), Over> {
         let bytes = message.encode(id, app);
         self.queued_bytes += bytes.len();
+        self.queued_fds += fds.len();
         self.queued.push_back(Outgoing {
             bytes,
             sent: 0,
@@ -289,6 +294,7 @@ impl Session {
             match sendmsg(&self.fd, &slice, &mut ancillary, flags) {
                 Ok(sent) => {
                     // Descriptors travel with the first byte. The peer has them now.
+                    self.queued_fds -= next.fds.len();
                     for fd in next.fds.drain(..) {
                         self.fd.closer().let_go(fd);
                     }
@@ -333,11 +339,11 @@ impl Session {
 
     /// Whether it takes more of what other peers say to it: answers of ours are not to wait for that.
     pub(crate) fn has_room(&self) -> bool {
-        self.queued_bytes < ROOM
+        self.queued_bytes < ROOM && self.queued_fds == 0
     }
 
     fn has_too_much(&self) -> bool {
-        self.queued_bytes > CLOGGED
+        self.queued_bytes > CLOGGED || self.queued_fds > CLOGGED_FDS
     }
 
     /// The next message to be served. While too much waits for a peer that acknowledges, only what
@@ -379,6 +385,8 @@ impl Session {
         let begun = self.queued.pop_front().filter(|first| first.sent > 0);
         self.queued.clear();
         self.queued_bytes = begun.as_ref().map_or(0, |it| it.bytes.len() - it.sent);
+        // They went with its first byte.
+        self.queued_fds = 0;
         self.queued.extend(begun);
         self.unacknowledged = Some(0);
     }

@@ -208,6 +208,24 @@ impl Channel {
         }
     }
 
+    /// What an end was not told yet, other than what the other one says to it.
+    pub(super) fn untold(&self, side: Side) -> usize {
+        let queue = self.flows[side as usize].queue.iter();
+        let others = queue.filter(|out| matches!(out, Out::Other(..)));
+        others.count()
+    }
+
+    /// A region is no more: what waits to be told to the program of it is no news, and a descriptor of it is
+    /// not kept.
+    pub(super) fn forget_region(&mut self, region: u32) {
+        let queue = &mut self.flows[Side::Program as usize].queue;
+        queue.retain(|out| match out {
+            Out::Other(Backend::Mapped(mapped), _) => mapped.region != region,
+            Out::Other(Backend::Withdraw { region: other, .. }, _) => *other != region,
+            _ => true,
+        });
+    }
+
     /// An end wants no more, or is gone: the other one is told after all that was said to it.
     pub(super) fn hang_up(&mut self, by: Side, reason: &str) {
         let here = &mut self.flows[by as usize];
@@ -258,6 +276,8 @@ impl Channel {
 
 #[cfg(test)]
 mod tests {
+    use vnplug_ring::control::backend::Mapped;
+
     use super::*;
 
     const BACK: End = End { token: 1, app: 0 };
@@ -331,6 +351,36 @@ mod tests {
         let (last, _) = it.next(Side::BackEnd).unwrap();
         assert!(matches!(last, Backend::Hangup { reason, .. } if reason == "a lie"));
         assert!(it.next(Side::BackEnd).is_none() && it.is_over());
+    }
+
+    #[test]
+    fn of_a_region_that_is_no_more_the_program_is_told_nothing() {
+        let mut it = channel();
+        let withdraw = |region| Backend::Withdraw {
+            channel: 9,
+            region,
+            within_ms: 0,
+        };
+        let mapped = |region| {
+            Backend::Mapped(Mapped {
+                channel: 9,
+                region,
+                memory: 0,
+                offset: 0,
+                len: 4096,
+                writable: true,
+            })
+        };
+        it.take(Side::BackEnd, say(1)).unwrap();
+        for region in [1, 2] {
+            it.tell(Side::Program, mapped(region), None);
+            it.tell(Side::Program, withdraw(region), None);
+        }
+        assert_eq!((it.untold(Side::Program), it.untold(Side::BackEnd)), (4, 0));
+        it.forget_region(1);
+        let told = std::iter::from_fn(|| it.next(Side::Program));
+        let told: Vec<_> = told.map(|(what, _)| what).collect();
+        assert_eq!(told, [say(1), mapped(2), withdraw(2)]);
     }
 
     #[test]

@@ -108,17 +108,23 @@ impl Regions {
         self.all.remove(&number)
     }
 
-    /// Bytes that a back-end shares, and pieces of one channel.
-    pub(super) fn use_of(&self, backend: u32, channel: u32) -> (u64, usize) {
-        let own = self.all.values().filter(|it| it.backend == backend);
-        let of_channel = self.all.values().filter(|it| it.channel == channel);
-        (own.map(|it| it.len).sum(), of_channel.count())
+    /// Pieces of one channel.
+    pub(super) fn of_channel(&self, channel: u32) -> usize {
+        let own = self.all.values().filter(|it| it.channel == channel);
+        own.count()
     }
 
     /// Pieces that a back-end shares, and their bytes.
     pub(super) fn shared_by(&self, backend: u32) -> (usize, u64) {
         let own = self.all.values().filter(|it| it.backend == backend);
         own.fold((0, 0), |(count, sum), it| (count + 1, sum + it.len))
+    }
+
+    /// Bytes that a back-end shares with these programs.
+    pub(super) fn shared_with(&self, backend: u32, whose: impl Fn(End) -> bool) -> u64 {
+        let own = self.all.values();
+        let own = own.filter(|it| it.backend == backend && whose(it.program));
+        own.map(|it| it.len).sum()
     }
 
     /// Pieces that these programs had, who are gone.

@@ -312,6 +312,13 @@ impl Registry {
         }
     }
 
+    /// A region of a channel is no more.
+    pub(super) fn forget_region(&mut self, number: u32, region: u32) {
+        if let Some(channel) = self.channels.get_mut(&number) {
+            channel.forget_region(region);
+        }
+    }
+
     /// An end wants no more of a channel.
     fn hang_up(&mut self, number: u32, by: Side, reason: &str) {
         if let Some(channel) = self.channels.get_mut(&number) {

@@ -18,12 +18,19 @@ use crate::control::session::Over;
 use crate::control::waiting::{Then, Whom};
 use crate::hub::{NO_DESCRIPTORS, Peer, Refusal, no_memory};
 
-/// Pieces of memory of one channel.
+/// Pieces of memory of one channel, with those of which the back-end was not told yet that they are gone.
 const MAX_REGIONS: usize = 16;
+/// Pieces of memory of one back-end: each has descriptors here.
+const MAX_PIECES: usize = 4096;
 
 impl Control {
     pub(super) fn region(&mut self, whom: Whom, end: End, wish: RegionWish) -> Result<(), Over> {
-        match self.may_share(end, wish) {
+        let may = self.may_share(end, wish);
+        if let (Ok((len, _)), Some(session)) = (&may, self.sessions.get(whom.token)) {
+            // As a user's rings do: memory takes its time to commit.
+            session.bucket.borrow_mut().charge_bytes(*len);
+        }
+        match may {
             Err(refusal) => self.sessions.answer(whom, Err(refusal)),
             Ok((len, Peer::User(_))) => {
                 let want = Want::Shared {
@@ -60,7 +67,9 @@ impl Control {
     pub(super) fn may_share(&mut self, end: End, wish: RegionWish) -> Result<(u64, Peer), Refusal> {
         let (channel, _) = self.own_channel(end, wish.channel)?;
         let (backend, program) = (channel.backend, channel.end(Side::Program));
-        let (used, pieces) = self.backends.regions.use_of(backend, wish.channel);
+        let untold = channel.untold(Side::BackEnd);
+        let (all, used) = self.backends.regions.shared_by(backend);
+        let pieces = self.backends.regions.of_channel(wish.channel) + untold;
         let most = self
             .backends
             .registry
@@ -76,18 +85,30 @@ impl Control {
                 "a region has at least one byte",
             ));
         }
-        if len > most.saturating_sub(used) || pieces >= MAX_REGIONS {
+        if len > most.saturating_sub(used) || pieces >= MAX_REGIONS || all >= MAX_PIECES {
             let what = format!(
                 "{len} bytes of shared memory: this back-end may share {most} (memory= of its grant) and \
-                 shares {used}; a channel has at most {MAX_REGIONS} regions"
+                 shares {used}; a channel has at most {MAX_REGIONS} regions, and all together {MAX_PIECES}"
             );
             return Err(Refusal::new(code::LIMIT, what));
         }
-        let session = self.sessions.get(program.token);
-        let viewer = session.map(|session| session.viewer.clone());
-        viewer
-            .map(|viewer| (len, viewer))
-            .ok_or_else(|| no_channel(wish.channel))
+        let sessions = &self.sessions;
+        let viewer_of = |end: End| sessions.get(end.token).map(|session| &session.viewer);
+        let viewer = viewer_of(program).ok_or_else(|| no_channel(wish.channel))?;
+        if !self.policy.is_operator(viewer) {
+            let regions = &self.backends.regions;
+            let own = regions.shared_with(backend, |end| viewer_of(end) == Some(viewer));
+            let half = most.saturating_sub(used - own) / 2;
+            if len > half.saturating_sub(own) {
+                let what = format!(
+                    "{len} bytes of shared memory for {viewer:?}, which has {own}: of the {most} that this \
+                     back-end may share (memory= of its grant) one user or VM has at most half of what the \
+                     others leave"
+                );
+                return Err(Refusal::new(code::LIMIT, what));
+            }
+        }
+        Ok((len, viewer.clone()))
     }
 
     fn own_channel(
@@ -329,6 +350,8 @@ impl Control {
         let Some(shared) = self.backends.regions.remove(region) else {
             return;
         };
+        let registry = &mut self.backends.registry;
+        registry.forget_region(shared.channel, region);
         self.withdrawn(&shared.state, released);
         self.give_back(shared.home, shared.len);
     }
