@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use vnplug::{Client, Error, Next, Port, ProgramChange, ProgramInfo, SourceRequest};
 use vnplug_e2e::daemon::Daemon;
-use vnplug_e2e::reading::end_of;
+use vnplug_e2e::reading::{end_of, reads_on};
 use vnplug_e2e::third_party::build_bpf;
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::user::{as_user, open_to_all};
@@ -193,6 +193,52 @@ fn of_a_source_every_frame_is_judged_by_one_version() {
     assert_eq!(port.counts().lost, 0);
     judged_once(&lab, &mut client(&daemon), &marks);
     daemon.audit();
+}
+
+#[test]
+fn who_may_not_use_a_program_any_more_has_no_port_that_goes_through_it() {
+    let lab = Lab::new().unwrap();
+    let versions = [0, 1].map(|it| version(&lab, &format!("v{it}"), it, (it + 1, 2)));
+    let config = open_to_all(
+        &lab,
+        "change_programs = \"on\"\n[[source]]\nname = \"lab\"\nkind = \"gen\"\npps = 20000\n\
+         [[allow]]\nuid = 54321\nsource = \"lab\"\n",
+    );
+    let daemon = Daemon::start(&lab, None, &["--config", &config]).unwrap();
+    let mut changing = client(&daemon);
+    let text = spec("marks", &versions[0], ",open=uid:54321");
+    changing
+        .change_programs(ProgramChange::Add { text })
+        .unwrap();
+    let options = daemon.port("lab").program("marks");
+    let of_user = options.clone();
+    let mut port = as_user(move || of_user.open()).unwrap();
+    let mut own = options.clone().open().unwrap();
+    // The control: another version for the same user ends nothing.
+    replace(
+        &mut changing,
+        spec("marks", &versions[1], ",open=uid:54321"),
+    )
+    .unwrap();
+    until(
+        "the new one judges",
+        || number(&mut changing, "judged", 1),
+        |judged| *judged > 10,
+    );
+    assert_eq!(only(&mut changing).ports, 2);
+    replace(&mut changing, spec("marks", &versions[0], "")).unwrap();
+    // When it is answered nothing of the user's goes through it any more.
+    assert_eq!(only(&mut changing).ports, 1);
+    // It asks for the port again, and is refused.
+    let told = as_user(move || end_of(&mut port)).to_string();
+    assert!(
+        told.contains("took the right") && told.contains("no program"),
+        "{told}"
+    );
+    let refused = as_user(move || options.open()).unwrap_err();
+    assert!(refused.to_string().contains("no program"), "{refused}");
+    // The operator's goes on.
+    reads_on(&mut own);
 }
 
 /// Of a frame that no program has judged: the control of the marks.

@@ -66,12 +66,15 @@ impl Helper {
     /// How many there are.
     pub(crate) const COUNT: usize = 16;
 
-    /// Whether it takes fuel: it touches as many bytes as it is told.
-    pub(crate) fn takes_fuel(self) -> bool {
-        matches!(
-            self,
-            Self::Update | Self::AdjustTail | Self::LoadBytes | Self::StoreBytes
-        )
+    /// What a call costs, in instructions. What it is told to copy or sum costs besides (`Host::pay`).
+    ///
+    /// NB: what the functions of hashes call costs nothing: they must not be stopped while they have a bucket's lock.
+    pub(crate) fn price(self) -> usize {
+        match self {
+            Self::Lookup | Self::Seat => 0,
+            Self::Clock | Self::CoarseClock | Self::Cpu => 64,
+            _ => 16,
+        }
     }
 
     fn of(number: i32, context: Context) -> Option<Self> {

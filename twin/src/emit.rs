@@ -420,6 +420,10 @@ impl<'a> Emitter<'a> {
     }
 
     fn help(&mut self, helper: Helper) {
+        let price = helper.price();
+        if price > 0 {
+            self.pay(price);
+        }
         let table = offset_of!(Host, helpers) as i32;
         let at = table + (helper as usize * size_of::<usize>()) as i32;
         let callee = self.b.ins().load(I64, MEMORY, self.host, at);
@@ -428,7 +432,8 @@ impl<'a> Emitter<'a> {
         let call = self.b.ins().call_indirect(self.helper, callee, &args);
         let result = self.b.inst_results(call)[0];
         self.set(0, result);
-        if helper.takes_fuel() {
+        if price > 0 {
+            // It may have taken more.
             let fuel = self.b.ins().load(I64, MEMORY, self.host, FUEL);
             self.go_on_if_left(fuel);
         }

@@ -49,8 +49,8 @@ pub struct Run<'a> {
     pub redirect: Option<u32>,
 }
 
-/// Instructions that a program may run for one frame beyond those it has once: some 50 microseconds, as 256 frames
-/// are a turn of a thread that others wait for.
+/// Instructions that a program may run for one frame beyond those it has once, with what helpers cost: some 50
+/// microseconds, as 256 frames are a turn of a thread that others wait for.
 const FUEL: i64 = 1 << 17;
 
 impl Instance {

@@ -327,6 +327,46 @@ fn what_helpers_copy_is_paid_for() {
 }
 
 #[test]
+fn what_helpers_take_long_for_is_paid_for() {
+    // So many times the sum of 64 bytes less that of 64 others.
+    let sums = |times: i32| {
+        let mut list: Vec<_> = (1..=8).map(|word| (0x7a, 10, 0, -8 * word, 0)).collect();
+        list.extend([
+            (0xb7, 6, 0, 0, times),
+            (0xbf, 1, 10, 0, 0),
+            (0x07, 1, 0, 0, -64),
+            (0xb7, 2, 0, 0, 64),
+            (0xbf, 3, 1, 0, 0),
+            (0xb7, 4, 0, 0, 64),
+            (0xb7, 5, 0, 0, 0),
+            (0x85, 0, 0, 0, 28),
+            (0x17, 6, 0, 0, 1),
+            (0x55, 6, 0, -9, 0),
+            (0xb7, 0, 0, 0, 2),
+            EXIT,
+        ]);
+        code(&list)
+    };
+    // So many looks at the clock.
+    let looks = |times: i32| {
+        code(&[
+            (0xb7, 6, 0, 0, times),
+            (0x85, 0, 0, 0, 5),
+            (0x17, 6, 0, 0, 1),
+            (0x55, 6, 0, -3, 0),
+            (0xb7, 0, 0, 0, 2),
+            EXIT,
+        ])
+    };
+    for (short, long) in [(sums(500), sums(1000)), (looks(1000), looks(3000))] {
+        // The kernel's verifier lets both pass.
+        assert!(is_accepted(&long));
+        assert_eq!(run(&short, &[]), Some(2));
+        assert_eq!(run(&long, &[]), None);
+    }
+}
+
+#[test]
 fn a_frame_that_is_too_long_has_no_verdict() {
     let accepted = code(&[(0xb7, 0, 0, 0, 2), EXIT]);
     let code = Code::new(&accepted, Context::Xdp, Vec::new()).unwrap();

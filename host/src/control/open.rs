@@ -39,13 +39,6 @@ impl Control {
                 .sessions
                 .answer(whom, Err(Refusal::new(code::INVALID, what)));
         }
-        if !open.program.is_empty() {
-            let is_operator = self.policy.is_operator(viewer);
-            if !self.hub.twins.may_use(&open.program, viewer, is_operator) {
-                let refusal = no_program(&open.program);
-                return self.sessions.answer(whom, Err(refusal));
-            }
-        }
         let granted = self.granted(viewer, &open).and_then(|it| {
             let sends = sent_filter(&it.terms)?;
             Ok((self.guard_in_group(viewer, &open, it.sight)?, sends))
@@ -236,6 +229,10 @@ impl Control {
 
     /// By which grants a viewer opens a port.
     fn granted(&self, viewer: &Peer, open: &Open) -> Result<Granted, Refusal> {
+        let is_operator = self.policy.is_operator(viewer);
+        if !open.program.is_empty() && !self.hub.twins.may_use(&open.program, viewer, is_operator) {
+            return Err(no_program(&open.program));
+        }
         if let Some(join) = self.joins(viewer, open)? {
             // It is given what is due to it, and no more.
             return Ok(Granted {

@@ -113,11 +113,10 @@ impl Control {
 
     /// Takes a program away, and ends the ports that go through it.
     pub(super) fn remove_program(&mut self, token: u64, name: &str) -> Result<(), Refusal> {
-        let (ports, rest) = self.hub.take_program(name)?;
+        let ports = self.hub.ports_through(name);
+        let rest = self.hub.take_program(name)?;
         log::info!(target: "program", "program {name:?} is removed, with {} ports", ports.len());
-        let owned = |port| Some((port, self.hub.ports().get(&port)?.owner.clone()));
-        let owned: Vec<_> = ports.into_iter().filter_map(owned).collect();
-        self.end_ports(token, &owned, REMOVED);
+        self.end_ports(token, &ports, REMOVED);
         self.programs.discard(rest);
         Ok(())
     }
@@ -175,7 +174,7 @@ impl Control {
                 self.programs.discard(made);
                 return;
             }
-            Ok(made) => match self.adopt_programs(made) {
+            Ok(made) => match self.adopt_programs(whom.token, made) {
                 Ok(owed) => {
                     let step = Step::after(owed, |_, heard| Step::done_if(heard));
                     self.carry_on(whom, Ok(step))
@@ -187,11 +186,16 @@ impl Control {
         self.went_on(whom.token, went);
     }
 
-    /// Puts programs in force; what threads have to answer before they are everywhere.
+    /// Puts programs in force; what threads have to answer before they are everywhere. Who may not use one any more has
+    /// no port that goes through it.
     ///
     /// # Errors
     /// [`Refusal`] of the first that could not be; the others are.
-    pub(super) fn adopt_programs(&mut self, made: Vec<Made>) -> Result<Vec<Owed<()>>, Refusal> {
+    pub(super) fn adopt_programs(
+        &mut self,
+        token: u64,
+        made: Vec<Made>,
+    ) -> Result<Vec<Owed<()>>, Refusal> {
         let (mut all, mut failed) = (Vec::new(), None);
         for made in made {
             let name = made.name().to_owned();
@@ -205,6 +209,12 @@ impl Control {
                     all.extend(owed);
                     self.programs.parcels.extend(parcels);
                     self.programs.rest.push(rest);
+                    let mut over = self.hub.ports_through(&name);
+                    over.retain(|(_, owner)| {
+                        let is_operator = self.policy.is_operator(owner);
+                        !self.hub.twins.may_use(&name, owner, is_operator)
+                    });
+                    self.end_ports(token, &over, NARROWED);
                 }
                 Err(refusal) => failed = failed.or(Some(refusal)),
             }
@@ -266,5 +276,6 @@ fn grant_of(text: &str) -> Result<TwinGrant, Refusal> {
     program_of(text).map_err(|error| Refusal::new(code::INVALID, error))
 }
 
-/// Why a port is gone.
+/// Why ports are gone.
+const NARROWED: &str = "an operator took the right to use the program that its packets go through";
 const REMOVED: &str = "an operator removed the program that its packets go through";

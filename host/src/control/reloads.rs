@@ -335,7 +335,7 @@ impl Control {
             _turn,
         } = reload;
         let mut failed = None;
-        match self.adopt_programs(made) {
+        match self.adopt_programs(token, made) {
             Ok(asked) => owed.extend(asked),
             Err(refusal) => failed = Some(refusal),
         }

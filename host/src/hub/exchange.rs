@@ -16,7 +16,7 @@ use vnplug_twin::{Instance, Program};
 
 use super::asking::Owed;
 use super::twin::{Before, Held, Twin};
-use super::{Hub, Refusal, SourceProgram, TwinGrant, Twins};
+use super::{Hub, Peer, Refusal, SourceProgram, TwinGrant, Twins};
 
 /// A program that is to be loaded.
 pub(crate) struct Wish {
@@ -204,22 +204,25 @@ impl Hub {
         Ok((owed, parcels, rest))
     }
 
+    /// The ports that go through a program, and whose they are.
+    pub(crate) fn ports_through(&self, name: &str) -> Vec<(u32, Peer)> {
+        let ports = self.ports.iter().filter(|(_, port)| port.twin == name);
+        ports.map(|(id, port)| (*id, port.owner.clone())).collect()
+    }
+
     /// Takes a program away; the ports that go through it are to be ended.
     ///
     /// # Errors
     /// [`Refusal`]: there is none, or a source has it.
-    pub(crate) fn take_program(&mut self, name: &str) -> Result<(Vec<u32>, Rest), Refusal> {
+    pub(crate) fn take_program(&mut self, name: &str) -> Result<Rest, Refusal> {
         let at = self.twins.named(name);
         let at = at.ok_or_else(|| super::twin::no_program(name))?;
         self.may_take_program(name, &[])?;
         let twin = self.twins.all.remove(at);
-        let ports = self.ports.iter().filter(|(_, port)| port.twin == name);
-        let ports = ports.map(|(id, _)| *id).collect();
-        let rest = Rest {
+        Ok(Rest {
             _twins: vec![twin],
             ..Rest::default()
-        };
-        Ok((ports, rest))
+        })
     }
 
     /// Whether no source has a program but those that are closed with it.
