@@ -3,12 +3,19 @@
 //!
 //! It covers addresses, protocol and (TCP, UDP, SCTP, UDP-Lite) ports of the first IP header after
 //! its VLAN tags ([`headers`](crate::headers)); a fragment counts only by its addresses, so that all
-//! fragments get one hash. Anything else counts by its MAC addresses and Ethertype. It is not keyed:
-//! a sender can make flows collide and so load one member of a cluster; the others lose nothing.
+//! fragments get one hash. Anything else counts by its MAC addresses and Ethertype. Of a
+//! [`tunnel`](crate::tunnel) what is within it counts, and nothing of what is around it, through up to
+//! [`MAX_TUNNELS`] of them: so mirrored traffic is shared by its own flows. A tunnel whose inner headers are not there,
+//! and a fragment of one, counts as any other packet. It is not keyed: a sender can make flows collide
+//! and so load one member of a cluster; the others lose nothing.
 
 use crate::headers::{
     AUTHENTICATION, FRAGMENT, IPV4, IPV6, Link, MAX_EXTENSIONS, counts_in_eights,
 };
+use crate::tunnel::{self, Inner};
+
+/// Tunnels in tunnels that are looked into: a mirror's (ERSPAN) of a network's (VXLAN) of a mobile user's (GTP-U).
+pub const MAX_TUNNELS: usize = 3;
 
 /// The hash of one Ethernet frame; 0 only by chance.
 #[inline]
@@ -18,7 +25,7 @@ pub fn flow_hash(frame: &[u8]) -> u32 {
     finish(hash.unwrap_or_else(|| any(frame)))
 }
 
-/// What [`any`] says of TCP and UDP over IPv4 without tags, options and fragments.
+/// What [`any`] says of TCP and UDP over IPv4 without tags, options and fragments, and that is no tunnel.
 #[inline]
 fn plain(head: &[u8; 38]) -> Option<u64> {
     let pair = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
@@ -27,24 +34,53 @@ fn plain(head: &[u8; 38]) -> Option<u64> {
     let is_plain = pair(12) == IPV4
         && head[14] & 0xf == 5
         && pair(20) & 0x3fff == 0
-        && matches!(protocol, 6 | 17);
+        && (protocol == 6 || protocol == 17 && !tunnel::is_udp_port(pair(36)));
     let ports = Some((pair(34), pair(36)));
     is_plain.then(|| combine(word(26), word(30), protocol, ports))
 }
 
 fn any(frame: &[u8]) -> u64 {
+    ethernet(frame, MAX_TUNNELS)
+}
+
+/// Looks through so many tunnels.
+#[inline]
+fn ethernet(frame: &[u8], tunnels: usize) -> u64 {
     let link = Link::of(frame, 12);
-    let network = link.network(frame);
-    let hash = match link.ethertype {
-        Some(IPV4) => ipv4(network),
-        Some(IPV6) => ipv6(network),
-        _ => None,
-    };
-    hash.unwrap_or_else(|| other(frame, link.ethertype.unwrap_or(0)))
+    let ethertype = link.ethertype.unwrap_or(0);
+    network(ethertype, link.network(frame), tunnels).unwrap_or_else(|| other(frame, ethertype))
 }
 
 #[inline]
-fn ipv4(packet: &[u8]) -> Option<u64> {
+fn network(ethertype: u16, packet: &[u8], tunnels: usize) -> Option<u64> {
+    match ethertype {
+        IPV4 => ipv4(packet, tunnels),
+        IPV6 => ipv6(packet, tunnels),
+        _ => None,
+    }
+}
+
+/// What is within a tunnel, if that is one: `transport` follows an IP header with this protocol.
+#[inline]
+fn tunnelled(protocol: u8, transport: &[u8], tunnels: usize) -> Option<u64> {
+    match protocol {
+        4 | 17 | 41 | 47 if tunnels > 0 => within(protocol, transport, tunnels - 1),
+        _ => None,
+    }
+}
+
+// NB: out of the way of frames without a tunnel.
+#[inline(never)]
+fn within(protocol: u8, transport: &[u8], tunnels: usize) -> Option<u64> {
+    match tunnel::inside(protocol, transport)? {
+        Inner::Packet(ethertype, packet) => network(ethertype, packet, tunnels),
+        Inner::Frame(frame) if frame.len() >= ETHERNET_BYTES => Some(ethernet(frame, tunnels)),
+        Inner::Frame(_) => None,
+    }
+}
+
+#[inline]
+fn ipv4(packet: &[u8], tunnels: usize) -> Option<u64> {
     let head: &[u8; 20] = packet.first_chunk()?;
     let source = u64::from(u32::from_be_bytes([head[12], head[13], head[14], head[15]]));
     let target = u64::from(u32::from_be_bytes([head[16], head[17], head[18], head[19]]));
@@ -53,16 +89,15 @@ fn ipv4(packet: &[u8]) -> Option<u64> {
     let transport = packet
         .get(usize::from(head[0] & 0xf) * 4..)
         .unwrap_or_default();
-    let ports = if fragment {
-        None
-    } else {
-        ports(protocol, transport)
-    };
-    Some(combine(source, target, protocol, ports))
+    if fragment {
+        return Some(combine(source, target, protocol, None));
+    }
+    let hash = tunnelled(protocol, transport, tunnels);
+    Some(hash.unwrap_or_else(|| combine(source, target, protocol, ports(protocol, transport))))
 }
 
 #[inline]
-fn ipv6(packet: &[u8]) -> Option<u64> {
+fn ipv6(packet: &[u8], tunnels: usize) -> Option<u64> {
     let head: &[u8; 40] = packet.first_chunk()?;
     let word = |at: usize| {
         u64::from_be_bytes([
@@ -91,7 +126,8 @@ fn ipv6(packet: &[u8]) -> Option<u64> {
         protocol = rest[0];
         rest = rest.get(len..).unwrap_or_default();
     }
-    Some(combine(source, target, protocol, ports(protocol, rest)))
+    let hash = tunnelled(protocol, rest, tunnels);
+    Some(hash.unwrap_or_else(|| combine(source, target, protocol, ports(protocol, rest))))
 }
 
 #[inline]
@@ -137,9 +173,13 @@ fn finish(word: u64) -> u32 {
     (mix(word) >> 32) as u32
 }
 
+/// Addresses and an Ethertype.
+const ETHERNET_BYTES: usize = 14;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tunnel::tests::{around_frame, around_packet};
 
     fn udp(source: [u8; 4], target: [u8; 4], ports: (u16, u16), fragment: u16) -> Vec<u8> {
         let mut frame = vec![0; 12];
@@ -208,6 +248,105 @@ mod tests {
         for frame in [udp(A, B, (1, 2), 0), six] {
             for cut in 0..=frame.len() {
                 flow_hash(&frame[..cut]);
+            }
+        }
+    }
+
+    /// An IPv4 packet of this protocol in a frame.
+    fn outer(protocol: u8, rest: &[u8], fragment: u16) -> Vec<u8> {
+        let mut frame = udp([192, 0, 2, 1], [192, 0, 2, 2], (0, 0), fragment);
+        frame.truncate(34);
+        frame[23] = protocol;
+        frame.extend(rest);
+        frame
+    }
+
+    /// The same over IPv6, with a header of options.
+    fn outer_six(protocol: u8, rest: &[u8]) -> Vec<u8> {
+        let mut frame = vec![0; 12];
+        frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, 60, 64]);
+        frame.extend([9; 32]);
+        frame.extend([protocol, 0, 0, 0, 0, 0, 0, 0]);
+        frame.extend(rest);
+        frame
+    }
+
+    fn tunnels(frame: &[u8]) -> Vec<(&'static str, u8, Vec<u8>)> {
+        let all = around_frame(frame).into_iter();
+        all.chain(around_packet(&frame[14..])).collect()
+    }
+
+    #[test]
+    fn what_is_in_a_tunnel_counts_and_nothing_around_it() {
+        let (there, back) = (udp(A, B, (1000, 53), 0), udp(B, A, (53, 1000), 0));
+        let own = flow_hash(&there);
+        for frame in [&there, &back] {
+            for (name, protocol, bytes) in tunnels(frame) {
+                assert_eq!(flow_hash(&outer(protocol, &bytes, 0)), own, "{name}");
+                assert_eq!(flow_hash(&outer_six(protocol, &bytes)), own, "{name}");
+                // The tunnel's own source port is another one.
+                let mut other = bytes.clone();
+                if protocol == 17 {
+                    other[0] ^= 0xff;
+                    assert_eq!(flow_hash(&outer(protocol, &other, 0)), own, "{name}");
+                }
+            }
+        }
+        for (name, protocol, bytes) in tunnels(&udp(A, B, (1001, 53), 0)) {
+            assert_ne!(flow_hash(&outer(protocol, &bytes, 0)), own, "{name}");
+        }
+        // What is no IP within counts by its own addresses.
+        let arp = [&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 8, 6][..], &[0; 28]].concat();
+        for (name, protocol, bytes) in around_frame(&arp) {
+            let hash = flow_hash(&outer(protocol, &bytes, 0));
+            assert_eq!(hash, flow_hash(&arp), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_tunnel_of_which_the_inside_is_not_there_counts_by_its_outside() {
+        let frame = udp(A, B, (1000, 53), 0);
+        for (name, protocol, bytes) in around_frame(&frame) {
+            let whole = outer(protocol, &bytes, 0);
+            // Cut within the inner MAC addresses.
+            let cut = &whole[..whole.len() - frame.len() + 13];
+            let outside = outer(protocol, &bytes[..8], 0);
+            let expected = match protocol {
+                17 => flow_hash(&outside),
+                _ => flow_hash(&outer(protocol, &[], 0)),
+            };
+            assert_eq!(flow_hash(cut), expected, "{name}");
+            // All fragments of one go one way.
+            let first = flow_hash(&outer(protocol, &bytes, 0x2000));
+            let last = flow_hash(&outer(protocol, &[7; 30], 0x0100));
+            assert_eq!(first, last, "{name}");
+            assert_ne!(first, flow_hash(&whole), "{name}");
+        }
+    }
+
+    #[test]
+    fn so_many_tunnels_are_looked_through_and_no_more() {
+        let inner = udp(A, B, (1000, 53), 0);
+        let own = flow_hash(&inner);
+        let mut frame = inner;
+        for depth in 1..=MAX_TUNNELS + 2 {
+            let (_, protocol, bytes) = around_frame(&frame).swap_remove(0);
+            frame = outer(protocol, &bytes, 0);
+            assert_eq!(flow_hash(&frame) == own, depth <= MAX_TUNNELS, "{depth}");
+        }
+    }
+
+    #[test]
+    fn every_cut_and_every_changed_byte_of_a_tunnel_is_hashed_without_panic() {
+        for (_, protocol, bytes) in tunnels(&udp(A, B, (1000, 53), 0)) {
+            let frame = outer(protocol, &bytes, 0);
+            for at in 0..frame.len() {
+                for byte in 0..=255 {
+                    let mut frame = frame.clone();
+                    frame[at] = byte;
+                    assert_eq!(flow_hash(&frame), finish(any(&frame)));
+                    flow_hash(&frame[..at]);
+                }
             }
         }
     }

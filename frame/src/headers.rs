@@ -7,7 +7,7 @@
 //! | IPv4 | options are passed over; fragments are told apart |
 //! | IPv6 | extension headers are passed over, up to [`MAX_EXTENSIONS`]: those of [`extension`] |
 //!
-//! Tunnels are not looked into. Nothing is believed and nothing fails: offsets come out of the
+//! Tunnels are not looked into here: [`tunnel`](crate::tunnel) is one step into one. Nothing is believed and nothing fails: offsets come out of the
 //! frame and may lie past its end, where there is nothing to read.
 //!
 //! [`Link`] and [`ip`] walk. [`extension`] is one step, for the recorder's index, which looks on

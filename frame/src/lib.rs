@@ -9,6 +9,7 @@
 //! - [`lock`]: whose frames somebody may send.
 //! - [`offload`]: super-frames cut and checksums filled, as a NIC would have done it.
 //! - [`segment`]: where the headers of a TCP segment lie.
+//! - [`tunnel`]: what a tunnel carries.
 //! - [`witness`]: what generated frames carry, so that a receiver can prove loss, duplication,
 //!   reordering and corruption.
 
@@ -20,6 +21,7 @@ pub mod headers;
 pub mod lock;
 pub mod offload;
 pub mod segment;
+pub mod tunnel;
 pub mod witness;
 
 use vnplug_ring::layout::flags;
