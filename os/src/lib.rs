@@ -3,11 +3,12 @@
 //!
 //! - Memory that others reach: [`memory`], [`packet_file`], [`umem`], [`sigbus`], [`mappings`].
 //! - Sockets that receive a wire: [`packet`], [`xdp`], and the kernel programs below them, [`bpf`].
-//! - Peers: [`socket`], [`placed`] (files where somebody else may put others), [`closer`] (closes what a peer can make slow to close), [`noise`] (how
+//! - Peers: [`socket`], [`placed`] (files where somebody else may put others), [`access`] (who else may open a file), [`closer`] (closes what a peer can make slow to close), [`noise`] (how
 //!   much a peer can make us log).
 //! - The process: [`privileges`], [`namespace`], [`signals`], [`service`] (what a service manager is told), [`kept`] (what it keeps), [`event`],
 //!   [`interface`], [`links`], [`statistics`] and [`netlink`] (what interfaces there are), [`prefetch`], and memory for machine code ([`executable`]).
 
+pub mod access;
 pub mod bpf;
 pub mod closer;
 pub mod datagrams;

@@ -12,9 +12,9 @@
 use std::io;
 use std::path::Path;
 
-use rustix::fs::{FileType, XattrFlags, getxattr, setxattr};
-use rustix::io::Errno;
+use rustix::fs::FileType;
 use serde_json::json;
+use vnplug_os::access::{AccessList, READ, READ_WRITE};
 use vnplug_os::placed::Placed;
 use vnplug_ring::control::VmReady;
 
@@ -99,10 +99,12 @@ pub(crate) fn hand_over(ready: &VmReady, daemon: u32, owner: Owner) -> Result<()
         if owner.uid == 0 || file.owner() == owner.uid {
             continue;
         }
-        let list = access_list(6, &[owner.uid]);
-        match setxattr(file.path(), ACL_ATTRIBUTE, &list, XattrFlags::empty()) {
-            Err(Errno::OPNOTSUPP) => file.give(Some(owner.uid), Some(owner.gid)),
-            other => other.map_err(io::Error::from),
+        let list = AccessList::only(READ_WRITE, &[owner.uid]);
+        match list.set(&file.path()) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                file.give(Some(owner.uid), Some(owner.gid))
+            }
+            other => other,
         }
         .map_err(about)?;
     }
@@ -141,8 +143,10 @@ fn advice(error: &io::Error) -> &'static str {
 /// write them.
 fn let_read(path: &str, daemon: u32, uid: u32) -> Result<(), Failure> {
     let about = |error: io::Error| {
-        let hint = match error.raw_os_error() {
-            Some(libc::EOPNOTSUPP) => "; the daemon's --pool-dir needs access lists: use a tmpfs",
+        let hint = match error.kind() {
+            io::ErrorKind::Unsupported => {
+                "; the daemon's --pool-dir needs access lists: use a tmpfs"
+            }
             _ => advice(&error),
         };
         let to = format!("cannot let user {uid}, that QEMU runs as, read {path}");
@@ -152,20 +156,14 @@ fn let_read(path: &str, daemon: u32, uid: u32) -> Result<(), Failure> {
     if uid == 0 || file.owner() == uid {
         return Ok(());
     }
-    let mut list = vec![0; 1 << 16];
-    let mut users = match getxattr(file.path(), ACL_ATTRIBUTE, &mut list) {
-        Ok(len) => users_of(&list[..len]),
-        Err(Errno::NODATA) => Vec::new(),
-        Err(errno) => return Err(about(errno.into())),
-    };
+    let list = AccessList::of(&file.path()).map_err(about)?;
+    let mut users: Vec<u32> = list.iter().flat_map(AccessList::users).collect();
     if users.contains(&uid) {
         return Ok(());
     }
     users.push(uid);
-    users.sort_unstable();
-    let list = access_list(4, &users);
-    let set = setxattr(file.path(), ACL_ATTRIBUTE, &list, XattrFlags::empty());
-    set.map_err(|errno| about(errno.into()))
+    let list = AccessList::only(READ, &users);
+    list.set(&file.path()).map_err(about)
 }
 
 /// Lets `uid` use a socket of the daemon's that others use, too, beside everybody who may already.
@@ -174,80 +172,10 @@ pub(super) fn let_in(path: &str, daemon: u32, uid: u32) -> io::Result<()> {
     if uid == 0 || file.owner() == uid {
         return Ok(());
     }
-    let mut list = vec![0; 1 << 16];
-    let old = match getxattr(file.path(), ACL_ATTRIBUTE, &mut list) {
-        Ok(len) => &list[..len],
-        Err(Errno::NODATA) => &[],
-        Err(errno) => return Err(errno.into()),
-    };
-    let list = list_with(old, file.mode(), uid);
-    Ok(setxattr(
-        file.path(),
-        ACL_ATTRIBUTE,
-        &list,
-        XattrFlags::empty(),
-    )?)
-}
-
-/// An access list, or what a file of this mode has instead, and that `uid` may read and write.
-fn list_with(old: &[u8], mode: u32, uid: u32) -> Vec<u8> {
-    const ANY: u32 = u32::MAX;
-    let entries = old.get(4..).unwrap_or_default().as_chunks::<8>().0;
-    let mut entries: Vec<(u16, u32, u16)> = entries
-        .iter()
-        .map(|&[t, u, p, q, a, b, c, d]| {
-            let id = u32::from_le_bytes([a, b, c, d]);
-            (u16::from_le_bytes([t, u]), id, u16::from_le_bytes([p, q]))
-        })
-        .collect();
-    if entries.is_empty() {
-        let of = |shift: u32| (mode >> shift) as u16 & 7;
-        entries = vec![(1, ANY, of(6)), (4, ANY, of(3)), (0x20, ANY, of(0))];
-    }
-    entries.retain(|(tag, id, _)| *tag != 0x10 && (*tag, *id) != (2, uid));
-    entries.push((2, uid, 6));
-    // What named users and groups have at most.
-    let named = entries.iter().filter(|(tag, ..)| [2, 4, 8].contains(tag));
-    let mask = named.fold(0, |mask, (.., permissions)| mask | permissions);
-    entries.push((0x10, ANY, mask));
-    entries.sort_unstable();
-    let mut list = 2_u32.to_le_bytes().to_vec();
-    for (tag, id, permissions) in entries {
-        list.extend(tag.to_le_bytes());
-        list.extend(permissions.to_le_bytes());
-        list.extend(id.to_le_bytes());
-    }
-    list
-}
-
-/// The users that an access list names.
-fn users_of(list: &[u8]) -> Vec<u32> {
-    let entries = list.get(4..).unwrap_or_default().as_chunks::<8>().0;
-    let users = entries.iter().filter(|entry| entry[..2] == [2, 0]);
-    users
-        .map(|entry| u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]))
-        .collect()
-}
-
-/// Read and write for the file's owner, `permissions` for these users, who are sorted, nothing for
-/// anybody else, as the kernel takes it (linux/posix_acl_xattr.h, version 2: tag, permissions, id).
-fn access_list(permissions: u16, users: &[u32]) -> Vec<u8> {
-    const ANY: u32 = u32::MAX;
-    // ACL_USER_OBJ, ACL_USER …, ACL_GROUP_OBJ, ACL_MASK, ACL_OTHER.
-    let users = users.iter().map(|&uid| (2, permissions, uid));
-    let entries = std::iter::once((1, 6, ANY)).chain(users).chain([
-        (4, 0, ANY),
-        (0x10, permissions, ANY),
-        (0x20, 0, ANY),
-    ]);
-    let mut list = 2_u32.to_le_bytes().to_vec();
-    for (tag, permissions, id) in entries {
-        let (tag, permissions): (u16, u16) = (tag, permissions);
-        list.extend(tag.to_le_bytes());
-        list.extend(permissions.to_le_bytes());
-        list.extend(id.to_le_bytes());
-    }
-    list
+    let list = AccessList::of(&file.path())?;
+    let mut list = list.unwrap_or_else(|| AccessList::of_mode(file.mode()));
+    list.let_in(uid, READ_WRITE);
+    list.set(&file.path())
 }
 
 fn owner_in_status(status: &str) -> Option<Owner> {
@@ -273,8 +201,6 @@ fn find_in_passwd(passwd: &str, name: &str) -> Option<Owner> {
     })
 }
 
-const ACL_ATTRIBUTE: &str = "system.posix_acl_access";
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,26 +225,6 @@ mod tests {
     }
 
     #[test]
-    fn the_access_list_lets_two_users_in_and_is_one_the_kernel_takes() {
-        let list = access_list(6, &[64055]);
-        assert_eq!(list.len(), 4 + 5 * 8);
-        assert_eq!(list[12..20], [2, 0, 6, 0, 0x37, 0xfa, 0, 0]);
-        assert_eq!(users_of(&access_list(4, &[7, 64055])), [7, 64055]);
-    }
-
-    #[test]
-    fn who_is_let_in_takes_nobodys_place() {
-        let first = list_with(&[], 0o660, 64055);
-        let users: Vec<_> = access_list(6, &[64055]);
-        // The group keeps what the mode said.
-        assert_eq!(first[20..28], [4, 0, 6, 0, 255, 255, 255, 255]);
-        assert_eq!((first.len(), &first[12..20]), (users.len(), &users[12..20]));
-        let second = list_with(&first, 0o660, 7);
-        assert_eq!(users_of(&second), [7, 64055]);
-        assert_eq!(list_with(&second, 0o660, 7), second);
-    }
-
-    #[test]
     fn nothing_is_done_to_what_is_not_the_daemons() {
         use std::os::unix::fs::{MetadataExt, PermissionsExt};
         let dir = vnplug_testing::TestDir::new("access");
@@ -340,10 +246,7 @@ mod tests {
             doorbell_path: String::new(),
             arenas: arenas.iter().map(|it| ((*it).to_owned(), 0)).collect(),
         };
-        let has_list = |path: &std::path::PathBuf| {
-            let mut list = [0; 64];
-            getxattr(path, ACL_ATTRIBUTE, &mut list).is_ok()
-        };
+        let has_list = |path: &std::path::PathBuf| AccessList::of(path).unwrap().is_some();
         let (pool_at, control_at) = (text(&pool), text(&control));
         let link = dir.path("link");
         std::os::unix::fs::symlink(&strangers, &link).unwrap();

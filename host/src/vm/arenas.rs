@@ -13,16 +13,16 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
 
 use rustix::fs::FileType;
-use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use vnplug_ring::arena::header;
 use vnplug_ring::control::{HostGroup, code};
 
 use super::dirs::ARENA;
-use super::{ACL, Dirs, Memories, check_name, remove};
+use super::{Dirs, Memories, check_name, remove};
 use crate::hub::Peer;
 use crate::hub::policy::{Policy, Sight};
 use crate::hub::{Home, HostGroupSize, Refusal, arena_bytes};
+use vnplug_os::access::AccessList;
 use vnplug_os::memory::{GoOn, Pool, pool_file};
 use vnplug_os::placed::Placed;
 use vnplug_path::source::lent::{PacketDir, is_packets};
@@ -231,11 +231,10 @@ fn packets(dirs: &Dirs) -> Vec<PathBuf> {
 
 /// Takes back from users that QEMU runs as what `vnplug attach` gave them: no VM maps it any more.
 pub(crate) fn withdraw(path: &Path) {
-    let withdraw = |file: Placed| match rustix::fs::removexattr(file.path(), ACL) {
-        Ok(()) => file.set_mode(0o600),
-        // None was given, or there are no lists.
-        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
-        Err(error) => Err(error.into()),
+    // None was given, or there are no lists: nothing is to be done.
+    let withdraw = |file: Placed| match AccessList::remove(&file.path())? {
+        true => file.set_mode(0o600),
+        false => Ok(()),
     };
     let done = Placed::open(path).and_then(|file| match file.kind() {
         FileType::RegularFile => withdraw(file),
@@ -260,6 +259,8 @@ mod tests {
 
     use std::os::unix::fs::PermissionsExt;
 
+    use vnplug_os::access::READ;
+
     use super::*;
 
     const CAPACITY: u64 = 1 << 16;
@@ -281,31 +282,12 @@ mod tests {
     fn who_had_a_file_through_a_vm_that_is_gone_has_it_no_more() {
         let path = std::env::temp_dir().join(format!("vnplug-withdraw-{}", std::process::id()));
         File::create(&path).unwrap();
-        // linux/posix_acl_xattr.h: version 2; (tag, permissions, id): owner, user 65534, group, mask,
-        // others.
-        let mut list = 2_u32.to_le_bytes().to_vec();
-        let none = u32::MAX;
-        for (tag, permissions, id) in [
-            (1_u16, 6_u16, none),
-            (2, 4, 65_534),
-            (4, 0, none),
-            (16, 4, none),
-            (32, 0, none),
-        ] {
-            list.extend(tag.to_le_bytes());
-            list.extend(permissions.to_le_bytes());
-            list.extend(id.to_le_bytes());
-        }
-        rustix::fs::setxattr(&path, ACL, &list, rustix::fs::XattrFlags::empty()).unwrap();
+        AccessList::only(READ, &[65_534]).set(&path).unwrap();
         let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(), 0o640);
         withdraw(&path);
         assert_eq!(mode(), 0o600);
-        let mut list = [0; 64];
-        assert_eq!(
-            rustix::fs::getxattr(&path, ACL, &mut list),
-            Err(Errno::NODATA)
-        );
+        assert_eq!(AccessList::of(&path).unwrap(), None);
         // Where there is none it is nothing.
         withdraw(&path);
         assert_eq!(mode(), 0o600);

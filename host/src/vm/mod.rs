@@ -35,6 +35,7 @@ use plan::check_name;
 pub(crate) use plan::{Committed, VmPlan};
 use record::Record;
 pub(crate) use record::{Broken, Memories};
+use vnplug_os::access::AccessList;
 use vnplug_os::closer::PeerFd;
 use vnplug_os::event;
 use vnplug_os::memory::{Pool, Watch, pool_file};
@@ -421,19 +422,15 @@ fn parted(record: &Record, file: &Region) -> io::Result<(Region, Option<Region>)
 /// Lets a process with access to the pool (a QEMU that runs as another user) connect to a socket
 /// too: attaching gave both an access control list, and a restarted daemon makes new sockets.
 fn share_access(pool: &Path, socket: &Path) {
-    let mut list = vec![0; 4096];
-    // No list (ENODATA) and no lists at all (ENOTSUP) leave the socket to the daemon's own user.
-    let Ok(len) = rustix::fs::getxattr(pool, ACL, &mut list) else {
-        return;
-    };
-    let flags = rustix::fs::XattrFlags::empty();
-    if let Err(error) = rustix::fs::setxattr(socket, ACL, &list[..len], flags) {
+    // No list, and no lists at all, leave the socket to the daemon's own user.
+    let set = AccessList::of(pool).and_then(|list| match list {
+        Some(list) => list.set(socket),
+        None => Ok(()),
+    });
+    if let Err(error) = set {
         log::warn!(target: "vm", "{}: {error}", socket.display());
     }
 }
-
-/// The attribute that is a file's access list.
-const ACL: &str = "system.posix_acl_access";
 
 #[cfg(test)]
 mod tests;

@@ -8,9 +8,10 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use super::Vm;
 use super::dirs::{Dirs, remove};
 use super::record::{Record, this_boot};
-use super::{ACL, Vm};
+use vnplug_os::access::{AccessList, READ_WRITE};
 use vnplug_os::event;
 use vnplug_os::memory::pool_file;
 
@@ -70,27 +71,9 @@ fn let_in(record: &Record) -> io::Result<()> {
     }
 }
 
-/// Read and write for the file's owner and `uid`, nothing for anybody else, as the kernel takes it
-/// (linux/posix_acl_xattr.h, version 2: tag, permissions, id).
 fn set_list(path: &Path, uid: u32) -> io::Result<()> {
-    const ANY: u32 = u32::MAX;
-    // ACL_USER_OBJ, ACL_USER, ACL_GROUP_OBJ, ACL_MASK, ACL_OTHER.
-    let entries = [
-        (1_u16, 6_u16, ANY),
-        (2, 6, uid),
-        (4, 0, ANY),
-        (0x10, 6, ANY),
-        (0x20, 0, ANY),
-    ];
-    let mut list = 2_u32.to_le_bytes().to_vec();
-    for (tag, permissions, id) in entries {
-        list.extend(tag.to_le_bytes());
-        list.extend(permissions.to_le_bytes());
-        list.extend(id.to_le_bytes());
-    }
-    let flags = rustix::fs::XattrFlags::empty();
-    rustix::fs::setxattr(path, ACL, &list, flags).map_err(|errno| {
-        let error = io::Error::from(errno);
+    let list = AccessList::only(READ_WRITE, &[uid]);
+    list.set(path).map_err(|error| {
         io::Error::new(
             error.kind(),
             format!("cannot let user {uid} open {}: {error}", path.display()),

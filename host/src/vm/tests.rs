@@ -1,3 +1,4 @@
+use vnplug_os::access::READ_WRITE;
 use vnplug_ring::pool::MAX_NAME;
 
 use super::dirs::{ARENA, POOL, record_path};
@@ -254,29 +255,13 @@ fn what_cannot_be_served_keeps_its_owner_and_goes_with_its_pool() {
 fn who_may_map_the_pool_may_connect_after_a_restart() {
     let dirs = dirs("acl");
     let vm = create(&spec("probe"), &dirs).unwrap();
-    // linux/posix_acl_xattr.h: version 2; (tag, permissions, id): owner, user 65534, group,
-    // mask, others.
-    let entries = [
-        (1, 6, u32::MAX),
-        (2, 6, 65_534),
-        (4, 0, u32::MAX),
-        (16, 6, u32::MAX),
-        (32, 0, u32::MAX),
-    ];
-    let mut list = 2_u32.to_le_bytes().to_vec();
-    for (tag, permissions, id) in entries {
-        list.extend(u16::to_le_bytes(tag));
-        list.extend(u16::to_le_bytes(permissions));
-        list.extend(id.to_le_bytes());
-    }
-    let pool = vm.ready(&dirs.state).pool_path;
-    let flags = rustix::fs::XattrFlags::empty();
-    rustix::fs::setxattr(&pool, ACL, &list, flags).unwrap();
+    let list = AccessList::only(READ_WRITE, &[65_534]);
+    list.set(Path::new(&vm.ready(&dirs.state).pool_path))
+        .unwrap();
     end(vm, &dirs);
     let again = Vm::load_all(&dirs).0.pop().unwrap();
-    let mut found = vec![0; 4096];
-    let len = rustix::fs::getxattr(again.ready(&dirs.state).control_path, ACL, &mut found);
-    assert_eq!(found[..len.unwrap()], list);
+    let socket = again.ready(&dirs.state).control_path;
+    assert_eq!(AccessList::of(Path::new(&socket)).unwrap(), Some(list));
     again.record.remove_files(&dirs.state);
     std::fs::remove_dir_all(&dirs.state).unwrap();
 }
