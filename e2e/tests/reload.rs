@@ -3,12 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
+use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process};
 use vnplug::{Client, Error, Next, SourceRequest};
 use vnplug_e2e::Lab;
 use vnplug_e2e::Netns;
-use vnplug_e2e::daemon::{Daemon, label, value};
+use vnplug_e2e::daemon::{Daemon, label, program, value};
 use vnplug_e2e::reading::{end_of, reads_on};
 use vnplug_e2e::silent_file::SilentFile;
 use vnplug_e2e::traffic::Stream;
@@ -144,6 +145,23 @@ fn what_is_wrong_changes_nothing() {
         assert_eq!(configured.sources(), ["kept", "old"]);
     }
     assert!(port.next().is_ok());
+    // The unit's own way to ask, which needs no other program: it fails for what is wrong alone.
+    let socket = configured.daemon.socket();
+    let asked = |config: &str| {
+        let mut command = Command::new(program("vnplugd").unwrap());
+        command.args(["--reload", "--config", config, "--socket"]);
+        let output = command.arg(&socket).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), said)
+    };
+    let (is_done, said) = asked(&configured.file);
+    assert!(!is_done && said.contains("colour"), "{said}");
+    configured.write(&[&*kept, missing].concat());
+    let (is_done, said) = asked(&configured.file);
+    assert!(!is_done && said.contains("nothing is changed"), "{said}");
+    configured.write(&[kept, lab_source("old", 10), lab_source("new", 10)].concat());
+    assert!(asked(&configured.file).0);
+    assert_eq!(configured.sources(), ["kept", "old", "new"]);
     // Whoever is no operator is refused.
     let socket = configured.daemon.socket();
     let refused = as_user(move || {

@@ -136,6 +136,9 @@ pub struct Arguments {
     /// Only say whether the configuration is right, and open nothing
     #[arg(long)]
     pub check: bool,
+    /// Have the daemon that runs with this configuration read it again; fails if it refuses, with what it says
+    #[arg(long, conflicts_with = "check")]
+    pub reload: bool,
     /// Say more (-v: debug)
     #[arg(short, long)]
     pub verbose: bool,

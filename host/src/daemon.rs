@@ -446,6 +446,14 @@ pub fn check(config: &Config) -> Result<(), String> {
     Ok(())
 }
 
+/// Has the daemon that listens where this configuration says read it again, and waits until it is in force.
+///
+/// # Errors
+/// A text that says why it is not; the daemon goes on as before.
+pub fn reload(config: &Config) -> Result<(), String> {
+    crate::hangup::ask_again(&config.socket)
+}
+
 /// What is wrong with a configuration, as far as that can be known without opening its sources.
 fn look_through(config: &Config) -> Result<(), String> {
     let user = config.user.as_deref().map(privileges::user);

@@ -1,6 +1,7 @@
 //! SIGHUP: the daemon reads its configuration file again.
 //!
-//! A thread of its own asks for it through the daemon's socket, as `vnplug reload` does: so there is one way, and one answer.
+//! A thread of its own asks for it through the daemon's socket, as `vnplug reload` does, and `vnplugd --reload`: so there is
+//! one way, and one answer.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -68,7 +69,7 @@ fn hears(hangup: &OwnedFd) -> io::Result<()> {
 }
 
 /// As [`ask`], until another reload is over that is on its way: it may have read an older file.
-fn ask_again(socket: &Path) -> Result<(), String> {
+pub(crate) fn ask_again(socket: &Path) -> Result<(), String> {
     let until = Instant::now() + PATIENCE;
     loop {
         match ask(socket)? {
@@ -90,7 +91,7 @@ fn ask(socket: &Path) -> Result<Message, String> {
         min_version: VERSION,
         max_version: VERSION,
         role: Role::Client,
-        name: "SIGHUP".into(),
+        name: "vnplugd, for a reload".into(),
         live: Vec::new(),
         vectors: 0,
     };

@@ -31,9 +31,10 @@ fn main() -> ExitCode {
         });
     }
     logger.init();
-    let run = |config: Config| match arguments.check {
-        true => daemon::check(&config),
-        false => daemon::run(config, arguments.clone()),
+    let run = |config: Config| match (arguments.check, arguments.reload) {
+        (true, _) => daemon::check(&config),
+        (_, true) => daemon::reload(&config),
+        _ => daemon::run(config, arguments.clone()),
     };
     match Config::load(arguments.clone()).and_then(run) {
         Ok(()) => ExitCode::SUCCESS,
