@@ -64,7 +64,8 @@ pub(crate) fn qemu(plan: &Plan) -> Result<Vec<Figure>> {
         let output = Command::new(guest_program()?)
             .arg("--socket")
             .arg(daemon.socket())
-            .args(["attach", "qemu", "--name", "bench", "--allow", "*", "--qmp"])
+            .args(["attach", "qemu", "--name", "bench", "--allow", "*"])
+            .args(["--wait", "0s", "--qmp"])
             .arg(guest.qmp_path().ok_or("QEMU has no QMP socket")?)
             .output()?;
         if !output.status.success() {

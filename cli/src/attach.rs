@@ -51,7 +51,7 @@ pub(crate) struct VmArgs {
 }
 
 impl Attach {
-    pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
+    pub(crate) fn run(self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
         match self {
             Self::Qemu(attach) => attach.run(connect),
             Self::Uml(attach) => attach.run(connect),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use support::{Daemon, Qemu, finish, q35, run, vnplug};
-use vnplug_ring::control::{Message, VmKind, code};
+use vnplug_ring::control::{Counted, Message, VmKind, code};
 use vnplug_testing::{Deadline, TestDir, until};
 
 struct Lab {
@@ -319,6 +319,31 @@ fn fifty_cycles_leave_no_trace() {
 }
 
 #[test]
+fn a_locked_down_guest_in_a_machine_without_room_is_told_what_to_change() {
+    let mut lab = Lab::new(&["-M", "pc"]);
+    let vm = Counted {
+        kind: "vm".into(),
+        name: "probe".into(),
+        labels: vec![("state".into(), "locked-down".into())],
+        values: Vec::new(),
+    };
+    let stats = Message::Stats { port: 0 };
+    lab.daemon.answer(stats.kind(), Message::Counters(vec![vm]));
+    let (code, out, err) = lab.run("attach", &[]);
+    assert_eq!(code, 1, "{out}{err}");
+    assert!(
+        err.contains("no room for memory of another kind") && err.contains("maxmem=MORE"),
+        "{err}"
+    );
+    // What was plugged stays: the machine is to be started anew in any case.
+    assert_eq!(lab.qemu.ours().len(), 5);
+    // Who asks for one kind is not asked.
+    lab.ok("attach", &["--memory", "ivshmem"]);
+    let (code, _, err) = lab.run("attach", &["--group", "ids=eth1"]);
+    assert_eq!(code, 1, "{err}");
+}
+
+#[test]
 fn a_pmem_device_stays_and_is_followed_by_another() {
     let arguments = [&q35(4)[..], &["-m".into(), "32M,maxmem=1G".into()]].concat();
     let mut lab = Lab::new(&arguments);
@@ -336,13 +361,17 @@ fn a_pmem_device_stays_and_is_followed_by_another() {
     };
     let all = ids(&["chr", "pmem0", "pmemdev0", "port", "ser"]);
     assert_eq!(lab.qemu.ours(), all);
-    let out = lab.ok("attach", &pmem);
-    assert!(out.contains("attached already"), "{out}");
+    // Who does not say which memory has this one.
+    for again in [&pmem[..], &["--pool", "4M"]] {
+        let out = lab.ok("attach", again);
+        assert!(out.contains("attached already"), "{out}");
+    }
 
     // Nothing is touched by what does not go with it.
     for refused in [
-        &["--pool", "4M"][..],
+        &["--memory", "ivshmem"][..],
         &["--grow", "16M"],
+        &["--doorbell", "1"],
         &["--memory", "pmem", "--grow", "16M"],
         &["--memory", "pmem", "--doorbell", "1"],
         &["--memory", "pmem", "--group", "ids=eth1"],

@@ -119,7 +119,7 @@ pub fn attach_uml(
 }
 
 /// Plugs the daemon into a running QEMU, by `vnplug attach`, with every source granted; gives what it
-/// says.
+/// says. Unless `more` says so, it waits for no agent, which tests start later.
 ///
 /// # Errors
 /// [`LabError::Command`] with what the command said.
@@ -128,7 +128,11 @@ pub fn plug(daemon: &Daemon, guest: &Guest, name: &str, more: &[&str]) -> Result
     let qmp = qmp.ok_or_else(|| LabError::Missing("a guest of QEMU".into()))?;
     let qmp = qmp.to_string_lossy();
     let attach = ["attach", "qemu", "--name", name, "--allow", "*"];
-    let args = [&attach[..], &["--qmp", &qmp], more].concat();
+    let wait: &[&str] = match more.contains(&"--wait") {
+        true => &[],
+        false => &["--wait", "0s"],
+    };
+    let args = [&attach[..], &["--qmp", &qmp], wait, more].concat();
     match daemon.vnplug(&args) {
         (Some(0), text) => Ok(text),
         (_, text) => Err(LabError::Command {

@@ -176,6 +176,7 @@ pub fn hello(role: Role) -> Message {
         name: "raw".into(),
         live: Vec::new(),
         vectors: 0,
+        locked_down: false,
     }
 }
 

@@ -19,7 +19,8 @@ fn plug(daemon: &Daemon, guest: &Guest, name: &str, more: &[&str]) -> (Option<i3
     let qmp = guest.qmp_path().unwrap();
     let qmp = qmp.to_str().unwrap();
     let args = ["attach", "qemu", "--qmp", qmp, "--name", name];
-    daemon.vnplug(&[&args[..], &["--allow", "lab", "--pool", "8M"], more].concat())
+    let fixed = ["--allow", "lab", "--pool", "8M", "--wait", "0s"];
+    daemon.vnplug(&[&args[..], &fixed, more].concat())
 }
 
 /// The files in the daemon's pool directory that end so.

@@ -5,10 +5,12 @@
 use std::path::Path;
 
 use vnplug_e2e::attached::{image, plug, summary};
-use vnplug_e2e::daemon::{Daemon, counted, value};
+use vnplug_e2e::daemon::{Daemon, counted, label, value};
 use vnplug_e2e::{Guest, Lab, Qemu, QemuConfig};
 use vnplug_testing::{PATIENCE, eventually, until};
 
+/// What `attach` says of a guest that is locked down.
+const CHOSEN: &str = "memory: virtio-pmem, for the guest's kernel is locked down";
 /// What the guest's kernel makes a /dev/dax with.
 const MODULES: [&str; 4] = ["virtio_pmem", "nd_pmem", "dax_pmem", "device_dax"];
 
@@ -91,12 +93,21 @@ fn a_locked_down_guest_reads_through_virtio_pmem_and_not_through_ivshmem() {
         text.contains("--memory pmem") && text.contains("maxmem"),
         "{text}"
     );
-    let (code, text) = daemon.vnplug(&detach);
-    assert_eq!(code, Some(0), "{text}");
+    eventually("the host knows", || {
+        label(counted(&daemon.audit(), "vm"), "state") == "locked-down"
+    });
+    let doctor = daemon.vnplug(&["doctor"]).1;
+    assert!(
+        doctor.contains("the kernel of vm is locked down"),
+        "{doctor}"
+    );
+
+    // Asked again, it takes out what the guest cannot map, and plugs what it can.
+    let auto = ["--pool", "4M", "--wait", "60s"];
+    let said = plug(&daemon, &guest, "vm", &auto).unwrap();
+    assert!(said.contains(CHOSEN), "{said}");
 
     // The agent and the guest are the same.
-    let pmem = ["--memory", "pmem", "--pool", "4M"];
-    let said = plug(&daemon, &guest, "vm", &pmem).unwrap();
     assert!(said.contains("pool of 4 MiB"), "{said}");
     is_reached(&guest);
     count(&guest, 4_000);
@@ -126,8 +137,10 @@ fn a_locked_down_guest_reads_through_virtio_pmem_and_not_through_ivshmem() {
     let list = || say(&guest, "vnplug list 2>&1").0;
     until("the guest has let go", list, |status| *status != 0);
 
-    // Again, beside the one that stayed; the reader opens its port again.
-    plug(&daemon, &guest, "vm", &pmem).unwrap();
+    // Again, beside the one that stayed, in one go: its agent says why not the other kind. The reader opens its port
+    // again.
+    let said = plug(&daemon, &guest, "vm", &auto).unwrap();
+    assert!(said.contains(CHOSEN), "{said}");
     is_reached(&guest);
     count(&guest, 1_000);
     let ports = || {
@@ -145,6 +158,23 @@ fn a_locked_down_guest_reads_through_virtio_pmem_and_not_through_ivshmem() {
         output.text()
     );
     daemon.audit();
+}
+
+/// The control: a kernel that is not locked down keeps what can be unplugged, room for the other kind or not.
+#[test]
+fn a_guest_that_is_not_locked_down_gets_ivshmem() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=2000,size=200"]).unwrap();
+    let guest = boot(&lab, &[]);
+    let _agent = guest.spawn("exec vnplug agent").unwrap();
+    let said = plug(&daemon, &guest, "vm", &["--pool", "4M", "--wait", "60s"]).unwrap();
+    assert!(
+        said.contains("memory: ivshmem, which the guest has mapped"),
+        "{said}"
+    );
+    assert!(!said.contains("virtio-pmem"), "{said}");
+    let (status, text) = say(&guest, "vnplug count host:lab --packets 100 --ring 1M");
+    assert_eq!(status, 0, "{text}");
 }
 
 /// With `VNPLUG_LONG=1`: what one reader gets of a sender that does its utmost, by both kinds in turn.

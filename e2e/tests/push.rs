@@ -106,8 +106,13 @@ fn qemus_guest_agent_installs_ours_and_starts_it() {
 
     // With systemd, whose part a script plays.
     in_guest("mkdir -p /run/systemd/system; rm /usr/local/bin/vnplug");
+    in_guest("mount -t securityfs none /sys/kernel/security");
     let said = plug(&daemon, &guest, "probe", &push).unwrap();
     assert!(said.contains("runs as vnplug-agent.service"), "{said}");
+    assert!(
+        said.contains("memory: ivshmem, for the guest's kernel is not locked down"),
+        "{said}"
+    );
     let asked = in_guest("cat /run/systemctl");
     assert_eq!(
         asked,
@@ -118,4 +123,22 @@ fn qemus_guest_agent_installs_ours_and_starts_it() {
         unit.contains("ExecStart=/usr/local/bin/vnplug agent"),
         "{unit}"
     );
+
+    // What it says of its kernel is known before anything is plugged: this one, which a file plays, needs memory that
+    // the machine has no room for.
+    let qmp = guest.qmp_path().unwrap();
+    let qmp = qmp.to_str().unwrap();
+    let detach = ["detach", "qemu", "--name", "probe", "--qmp", qmp];
+    let (code, text) = daemon.vnplug(&detach);
+    assert_eq!(code, Some(0), "{text}");
+    in_guest(
+        "echo 'none [integrity] confidentiality' >/run/locked; \
+         mount --bind /run/locked /sys/kernel/security/lockdown",
+    );
+    let said = refused(&push);
+    assert!(
+        said.contains("locked down") && said.contains("maxmem=MORE"),
+        "{said}"
+    );
+    assert!(daemon.audit().iter().all(|it| it.kind != "vm"));
 }

@@ -104,6 +104,7 @@ impl Connection {
             name: format!("libvnplug {}", env!("CARGO_PKG_VERSION")),
             live: Vec::new(),
             vectors: 0,
+            locked_down: false,
         };
         match connection.exchange(&hello, None)? {
             Message::Welcome {

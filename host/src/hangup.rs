@@ -94,6 +94,7 @@ fn ask(socket: &Path) -> Result<Message, String> {
         name: "vnplugd, for a reload".into(),
         live: Vec::new(),
         vectors: 0,
+        locked_down: false,
     };
     let request = Message::Sources(SourceRequest::Reload);
     let both = [hello.encode(1, 0), request.encode(2, 0)].concat();

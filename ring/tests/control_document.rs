@@ -58,6 +58,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         name: "probe".into(),
         live: Vec::new(),
         vectors: 0,
+        locked_down: false,
     };
     let welcome = Message::Welcome {
         version: 1,

@@ -161,7 +161,7 @@ fn attach(guest: &Guest, daemon: &Daemon) -> Result<()> {
         .arg("--socket")
         .arg(daemon.socket())
         .args(["attach", "qemu", "--name", "bench", "--pool", "64M"])
-        .args(["--allow", "wire0", "--qmp"])
+        .args(["--wait", "0s", "--allow", "wire0", "--qmp"])
         .arg(guest.qmp_path().ok_or("QEMU has no QMP socket")?)
         .output()?;
     match output.status.success() {

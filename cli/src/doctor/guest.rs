@@ -117,8 +117,8 @@ fn lockdown(machine: &Machine) -> Finding {
                 "the kernel is locked down ({mode}, as with Secure Boot): it refuses to map PCI memory from sysfs"
             ),
             format!(
-                "on the host start this machine with {MORE_MEMORY}, and attach it with --memory pmem; or start it without \
-                 Secure Boot and without lockdown="
+                "on the host run `vnplug attach qemu` for it again, which plugs what may be mapped (--memory pmem), if it \
+                 was started with {MORE_MEMORY}; or start it without Secure Boot and without lockdown="
             ),
         ),
     }

@@ -11,6 +11,7 @@ use super::check::{Check, Finding};
 use super::machine::Machine;
 use super::traffic;
 use crate::failure::Failure;
+use crate::qemu::MORE_MEMORY;
 use crate::text::grouped;
 
 /// What was asked at first.
@@ -225,12 +226,43 @@ fn loss(counters: &[Counted]) -> Finding {
     Finding::warn(told.join("; "), cure)
 }
 
+/// It has a doorbell device, and its agent listens to none of its vectors.
+fn is_deaf(vm: &Counted) -> bool {
+    let mut values = vm.values.iter();
+    values.any(|(name, heard)| name == "doorbell_vectors_heard" && *heard == 0)
+}
+
 fn guests(vms: &[Counted]) -> Finding {
     let state = |vm: &Counted| {
         let found = vm.labels.iter().find(|(name, _)| name == "state");
         found.map_or(String::new(), |(_, state)| state.clone())
     };
+    let locked = vms.iter().filter(|it| state(it) == "locked-down");
+    let locked: Vec<_> = locked.map(|it| it.name.as_str()).collect();
+    if !locked.is_empty() {
+        return Finding::fail(
+            format!(
+                "the kernel of {} is locked down (Secure Boot) and maps nothing of what is plugged",
+                locked.join(", ")
+            ),
+            format!(
+                "run `vnplug attach qemu` for it again: it gets memory that it may map, if the machine was started with {MORE_MEMORY}"
+            ),
+        );
+    }
     let silent: Vec<_> = vms.iter().filter(|it| state(it) != "ready").collect();
+    let deaf: Vec<_> = vms.iter().filter(|it| is_deaf(it)).collect();
+    if silent.is_empty() && !deaf.is_empty() {
+        let names: Vec<_> = deaf.iter().map(|it| it.name.as_str()).collect();
+        return Finding::warn(
+            format!(
+                "the doorbell of {} is not heard: its readers are woken through the channel",
+                names.join(", ")
+            ),
+            "start the machine with -device intel-iommu,intremap=on (q35), and load vfio-pci in the guest; or attach it \
+             without --doorbell",
+        );
+    }
     if silent.is_empty() {
         return Finding::ok(match vms.len() {
             0 => "no virtual machine is attached".to_owned(),
@@ -245,4 +277,38 @@ fn guests(vms: &[Counted]) -> Finding {
         format!("no agent speaks for {}", told.join(", ")),
         "in the guest: systemctl start vnplug-agent, then `vnplug doctor` there",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::State;
+    use super::*;
+
+    #[test]
+    fn what_keeps_guests_from_reading_is_told_first() {
+        let vm = |name: &str, state: &str, heard: Option<u64>| Counted {
+            kind: "vm".into(),
+            name: name.into(),
+            labels: vec![("state".into(), state.into())],
+            values: heard
+                .map(|heard| ("doorbell_vectors_heard".into(), heard))
+                .into_iter()
+                .collect(),
+        };
+        let well = vm("a", "ready", Some(8));
+        let found = |more: &[Counted]| {
+            let found = guests(&[std::slice::from_ref(&well), more].concat());
+            (found.state, found.text)
+        };
+        assert_eq!(found(&[]).0, State::Ok);
+        let (state, text) = found(&[vm("deaf", "ready", Some(0))]);
+        assert_eq!(state, State::Warn);
+        assert!(text.contains("the doorbell of deaf is not heard"), "{text}");
+        let (_, text) = found(&[vm("b", "waiting", Some(0))]);
+        assert!(text.contains("no agent speaks for b (waiting)"), "{text}");
+        let all = [vm("b", "waiting", None), vm("c", "locked-down", None)];
+        let (state, text) = found(&all);
+        assert_eq!(state, State::Fail);
+        assert!(text.contains("the kernel of c is locked down"), "{text}");
+    }
 }

@@ -68,7 +68,8 @@ fn iommu(machine: &Machine) -> Finding {
         .collect();
     match have.is_empty() {
         true => Finding::ok(
-            "no machine has an IOMMU: readers there are woken through the channel, not by a doorbell device",
+            "no machine has an IOMMU: readers there are woken through the channel, not by a doorbell device, which needs \
+             -device intel-iommu,intremap=on (q35)",
         ),
         false => Finding::ok(format!(
             "with an IOMMU, for a doorbell device: {}",

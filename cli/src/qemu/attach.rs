@@ -1,10 +1,13 @@
 //! `vnplug attach qemu`: its options, and what is plugged in which order.
 
+use std::time::Duration;
+
 use clap::Args;
 use vnplug::Client;
 use vnplug_ring::control::{HOST_PREFIX, HostGroup};
 
 use super::access::{self, Owner};
+use super::choice::Wanted;
 use super::monitor::Monitor;
 use super::parts::{self, Part};
 use super::pmem::{self, Memory};
@@ -23,6 +26,7 @@ Examples:
   vnplug attach qemu --name probe --qmp /run/probe.qmp --pool 256M --doorbell 8
   vnplug attach qemu --name q35 --qmp /run/q35.qmp --bus rp3 --bus rp4
   vnplug attach qemu --name secure --qmp /run/secure.qmp --allow eth1 --memory pmem
+  vnplug attach qemu --name booting --libvirt booting --allow eth1 --wait 5m
   vnplug attach qemu --name probe --libvirt probe --allow eth1
   vnplug attach qemu --name probe --libvirt probe --allow eth1 --permanent
   vnplug attach qemu --name ids1 --qmp /run/ids1.qmp --allow eth1 --group ids=eth1,64M
@@ -41,6 +45,9 @@ VMs see all of them, asked for or not. With a filter in --allow, or a size, a gr
 A doorbell serves until the daemon is restarted; then readers are woken over the control channel
 until the VM is detached and attached again. Without KVM keep it plugged: QEMU (7.2 at least) does
 not forget its descriptors when it is unplugged and may crash later.
+Without --memory a guest gets what its kernel may map: a locked-down one (Secure Boot) a virtio-pmem device, every
+other one an ivshmem device. Who knows it is QEMU's guest agent (--guest-agent, or libvirt's), or else `vnplug
+agent` in the guest, for which --wait is; run this again if it was started later.
 If QEMU runs as another user, that user gets access to the pool file and the sockets (an ACL).
 In the guest, run `vnplug agent`, or have QEMU's guest agent install it there: --guest-agent /run/probe.qga
 --nic alone plugs interfaces and nothing else, and needs no agent. Of the ways into the switch that this
@@ -52,8 +59,14 @@ pub(crate) struct Attach {
     #[command(flatten)]
     pub(super) vm: attach::VmArgs,
     /// What the pool is in the guest
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long = "memory", value_name = "KIND", value_enum, default_value_t)]
+    pub(super) wanted: Wanted,
+    /// What it is, when that is settled.
+    #[arg(skip)]
     pub(super) memory: Memory,
+    /// How long to wait for the agent in the guest, where `--memory auto` needs its word. 0s: not at all
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = text::duration)]
+    pub(super) wait: Duration,
     /// Also plug an interrupt doorbell with N vectors; the guest needs an IOMMU (intel-iommu)
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     pub(super) doorbell: u32,
@@ -107,9 +120,10 @@ pub(crate) struct Attach {
 }
 
 impl Attach {
-    pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
+    pub(crate) fn run(mut self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
         self.check_memory()?;
         if self.permanent {
+            self.must_map_pci(&connect)?;
             return self.define(connect);
         }
         let program = self.push.prepare(&self.monitor)?;
@@ -122,39 +136,49 @@ impl Attach {
         }
         let asks_for_pool = self.doorbell > 0
             || self.vm.pool > 0
-            || self.memory == Memory::Pmem
+            || self.wanted == Wanted::Pmem
             || !self.vm.allow.is_empty()
             || !self.groups.is_empty();
-        let mut buses = &self.buses[..];
+        let mut nic_buses = self.buses.clone();
+        let mut is_open = false;
         if self.nics.is_empty() || asks_for_pool {
             // A conventional bus holds everything; ports are used up.
-            let own = match (self.nics.is_empty(), buses) {
-                (true, _) | (_, [] | [_]) => buses,
-                (false, _) => {
-                    buses
-                        .split_at(buses.len().saturating_sub(self.nics.len()))
-                        .0
-                }
-            };
-            self.attach_pool(monitor.as_mut(), own, connect()?)?;
-            if own.len() < buses.len() {
-                buses = &buses[own.len()..];
+            if !self.nics.is_empty() && nic_buses.len() > 1 {
+                let own = nic_buses.len().saturating_sub(self.nics.len());
+                nic_buses.drain(..own);
+                self.buses.truncate(own);
             }
+            is_open = self.choose(monitor.as_mut(), &connect)?;
+            self.attach_pool(monitor.as_mut(), &self.buses, connect()?)?;
         }
         if !self.nics.is_empty() {
-            self.attach_nics(monitor.as_mut(), buses, &mut connect()?)?;
+            self.attach_nics(monitor.as_mut(), &nic_buses, &mut connect()?)?;
         }
+        // QEMU is free for others meanwhile.
+        drop(monitor);
         if let Some(program) = program {
-            // QEMU is free for others meanwhile.
-            drop(monitor);
             self.push.run(&program, &self.vm.name, &self.monitor)?;
+        }
+        if is_open {
+            self.settle(&connect)?;
         }
         Ok(OK)
     }
 
     /// Refuses what does not go with the kind of memory.
     fn check_memory(&self) -> Result<(), Failure> {
-        let others = [
+        match self.needs_pci() {
+            Some(other) if self.wanted == Wanted::Pmem => {
+                let text = format!("--memory pmem does not go with {other}; nothing was changed");
+                Err(Failure::about(&self.vm.name, text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What was asked for that only an ivshmem device does.
+    pub(super) fn needs_pci(&self) -> Option<&'static str> {
+        let all = [
             ("--doorbell", self.doorbell > 0),
             ("--group", !self.groups.is_empty()),
             ("--grow", self.grow.is_some()),
@@ -165,13 +189,8 @@ impl Attach {
                 self.movable,
             ),
         ];
-        match others.iter().find(|(_, is_given)| *is_given) {
-            Some((other, _)) if self.memory == Memory::Pmem => {
-                let text = format!("--memory pmem does not go with {other}; nothing was changed");
-                Err(Failure::about(&self.vm.name, text))
-            }
-            _ => Ok(()),
-        }
+        all.iter()
+            .find_map(|(option, is_given)| is_given.then_some(*option))
     }
 
     /// The pieces of this VM, in a QEMU that has these.

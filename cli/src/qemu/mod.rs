@@ -8,6 +8,7 @@ mod access;
 mod advice;
 mod attach;
 mod blocks;
+mod choice;
 mod definition;
 mod detach;
 mod grow;

@@ -18,13 +18,10 @@ use super::monitor::{Monitor, MonitorError};
 use super::parts::{self, Part};
 
 /// What the pool is for the guest.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Memory {
-    /// An ivshmem-plain device
     #[default]
     Ivshmem,
-    /// A virtio-pmem device, which also a guest with a locked-down kernel (Secure Boot) may map. The machine needs
-    /// `-m SIZE,maxmem=MORE`; the device stays until the machine ends
     Pmem,
 }
 
@@ -80,6 +77,16 @@ pub(super) fn other_kind(vm: &str, wanted: Memory, present: &[String]) -> Option
             )
         }
         _ => None,
+    }
+}
+
+/// Whether the machine was started with room for such devices, as far as QEMU tells.
+pub(super) fn has_room(monitor: &mut dyn Monitor) -> Result<bool, MonitorError> {
+    // NB: of `pc` and `q35`. The machine's `memory` has no `max-size` (QEMU 7.2).
+    let room = json!({"path": "/machine", "property": "device-memory-region-size"});
+    match monitor.execute("qom-get", room) {
+        Err(MonitorError::Refused { .. }) => Ok(true),
+        room => Ok(room?.as_u64() != Some(0)),
     }
 }
 

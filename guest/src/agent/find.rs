@@ -89,9 +89,9 @@ impl Identity {
 
 /// Looks for both.
 pub(super) fn find(device: &AgentDevice) -> Result<Looked, Error> {
-    let (memory, channel) = match device {
-        AgentDevice::Search => (None, None),
-        AgentDevice::Paths { memory, channel } => (memory.as_deref(), channel.as_deref()),
+    let memory = match device {
+        AgentDevice::Search => None,
+        AgentDevice::Paths { memory, .. } => memory.as_deref(),
         AgentDevice::Given { memory, channel } => {
             let copy = |fd: &OwnedFd| {
                 fd.try_clone().map_err(|error| Error::System {
@@ -119,24 +119,32 @@ pub(super) fn find(device: &AgentDevice) -> Result<Looked, Error> {
         (true, true) => return Ok(Looked::LockedDown),
         (false, _) => {}
     }
-    let pools = pools.all;
-    let place = match channel {
-        Some(path) => Some((path.to_owned(), path.to_owned())),
-        None => search_channel(Path::new("/")),
-    };
-    let Some((path, id)) = place else {
-        return Ok(Looked::Nothing);
-    };
-    let channel_id = Identity::of(&id);
-    match open(&path, open_flags() | OFlags::NONBLOCK, Mode::empty()) {
-        Ok(channel) => Ok(Looked::Found(Found {
-            pools,
+    Ok(match open_channel(device) {
+        Some((channel, channel_id)) => Looked::Found(Found {
+            pools: pools.all,
             channel,
             channel_id,
-        })),
+        }),
+        None => Looked::Nothing,
+    })
+}
+
+/// The channel alone, and what it was found by. Not of [`AgentDevice::Given`].
+pub(super) fn open_channel(device: &AgentDevice) -> Option<(OwnedFd, Option<Identity>)> {
+    let (path, id) = match device {
+        AgentDevice::Paths {
+            channel: Some(path),
+            ..
+        } => (path.clone(), path.clone()),
+        AgentDevice::Given { .. } => return None,
+        _ => search_channel(Path::new("/"))?,
+    };
+    let id = Identity::of(&id);
+    match open(&path, open_flags() | OFlags::NONBLOCK, Mode::empty()) {
+        Ok(channel) => Some((channel, id)),
         Err(errno) => {
             log::warn!("cannot open the channel {}: {errno}", path.display());
-            Ok(Looked::Nothing)
+            None
         }
     }
 }

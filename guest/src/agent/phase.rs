@@ -10,7 +10,7 @@ use vnplug_ring::control::{Message, Role, VERSION};
 use super::AgentDevice;
 use super::channel::{Channel, Heard};
 use super::doorbell;
-use super::find::{Identity, Looked, Pool, find};
+use super::find::{Identity, Looked, Pool, find, open_channel};
 use super::serve::{Agent, CHANNEL, DOORBELL};
 
 /// See the table in [`super`].
@@ -33,9 +33,10 @@ impl Agent {
             min_version: VERSION,
             max_version: VERSION,
             role: Role::Agent,
-            name: format!("vnplug agent {}", env!("CARGO_PKG_VERSION")),
+            name: own_name(),
             live: self.live(),
             vectors: self.doorbell.as_ref().map_or(0, |it| it.vectors),
+            locked_down: false,
         };
         self.phase = Phase::Greeting;
         self.probes.clear();
@@ -132,6 +133,8 @@ impl Agent {
 
     fn search(&mut self) {
         self.tick_in(SEARCH);
+        // By which the host was told that nothing can be mapped: only one has it at a time.
+        self.channel = None;
         let looked = match find(&self.config.device) {
             Ok(looked) => looked,
             Err(error) => return log::warn!("{error}"),
@@ -142,8 +145,14 @@ impl Agent {
         );
         let found = match looked {
             Looked::Found(found) => found,
-            Looked::LockedDown if !was_locked_down => return log::warn!("{LOCKED_DOWN}"),
-            Looked::LockedDown | Looked::Nothing => return,
+            Looked::LockedDown => {
+                if !was_locked_down {
+                    log::warn!("{LOCKED_DOWN}");
+                    self.told_at = None;
+                }
+                return self.tell_locked_down();
+            }
+            Looked::Nothing => return,
         };
         match Channel::new(found.channel) {
             Ok(channel) => self.channel = Some(channel),
@@ -157,6 +166,36 @@ impl Agent {
         self.phase = Phase::Silent;
         self.silent_since = Instant::now();
         self.tick();
+    }
+
+    /// Has the host know that this kernel maps none of its memory, so that it plugs what this kernel does map. Again
+    /// and again: another daemon does not know it.
+    fn tell_locked_down(&mut self) {
+        if self.told_at.is_some_and(|told| told.elapsed() < TELL_AGAIN) {
+            return;
+        }
+        let Some((channel, _)) = open_channel(&self.config.device) else {
+            return;
+        };
+        let mut channel = match Channel::new(channel) {
+            Ok(channel) if channel.is_connected() => channel,
+            // The host's end comes a moment later.
+            Ok(_) => return,
+            Err(error) => return log::warn!("{error}"),
+        };
+        let hello = Message::Hello {
+            min_version: VERSION,
+            max_version: VERSION,
+            role: Role::Agent,
+            name: own_name(),
+            live: Vec::new(),
+            vectors: 0,
+            locked_down: true,
+        };
+        channel.say(&hello, self.next_id(), 0);
+        self.told_at = Some(Instant::now());
+        // Until the next look: the kernel may take its time with what is written.
+        self.channel = Some(channel);
     }
 
     /// The channel's other end is connected: listen and say Hello.
@@ -268,10 +307,16 @@ impl Agent {
     }
 }
 
+fn own_name() -> String {
+    format!("vnplug agent {}", env!("CARGO_PKG_VERSION"))
+}
+
 /// What is said where the kernel refuses to map a PCI memory.
 pub(super) const LOCKED_DOWN: &str = "this guest's kernel is locked down (Secure Boot) and lets nobody map the \
-     memory that is plugged: start the machine with -m SIZE,maxmem=MORE, and attach it on the host with \
-     --memory pmem";
+     memory that is plugged: run `vnplug attach qemu` for it again on the host, which plugs what may be mapped \
+     (--memory pmem); the machine needs -m SIZE,maxmem=MORE for that";
+/// Before the host is told again that nothing can be mapped.
+const TELL_AGAIN: Duration = Duration::from_secs(5);
 /// Between looks for the device, and for the host's end of the channel.
 const SEARCH: Duration = Duration::from_millis(300);
 /// Between looks for the host's end at first, and how long that is.

@@ -40,6 +40,8 @@ pub(super) struct Agent {
     pub(super) phase: Phase,
     /// The memory that was found last cannot be mapped here.
     pub(super) is_locked_down: bool,
+    /// When the host was told so.
+    pub(super) told_at: Option<Instant>,
     pub(super) tick_at: Instant,
     /// Since when the channel's other end is not connected.
     pub(super) silent_since: Instant,
@@ -93,6 +95,7 @@ impl Agent {
             deaf_until: None,
             phase: Phase::Searching,
             is_locked_down: false,
+            told_at: None,
             tick_at: Instant::now(),
             silent_since: Instant::now(),
             greetings: 0,

@@ -247,6 +247,7 @@ fn a_request_that_does_not_belong_here_closes_only_that_connection() {
             name: "x".into(),
             live: Vec::new(),
             vectors: 0,
+            locked_down: false,
         }
         .encode(1, 0)
     };
@@ -293,6 +294,7 @@ fn an_application_that_reads_no_answers_is_not_served_on_until_it_does() {
         name: "x".into(),
         live: Vec::new(),
         vectors: 0,
+        locked_down: false,
     };
     stream.write_all(&hello.encode(1, 0)).unwrap();
     stream
@@ -337,6 +339,7 @@ fn greeted(guest: &Guest) -> UnixStream {
         name: "x".into(),
         live: Vec::new(),
         vectors: 0,
+        locked_down: false,
     };
     stream.write_all(&hello.encode(1, 0)).unwrap();
     stream

@@ -323,6 +323,7 @@ impl Control {
             name,
             live,
             vectors,
+            locked_down,
         } = hello
         else {
             return self.is_no_request(whom, &hello);
@@ -350,6 +351,7 @@ impl Control {
             vm.places.release_all();
             vm.places.linger(&live);
             vm.heard = vectors;
+            vm.set_locked_down(locked_down);
             self.name_devices(viewer, &live);
         }
         self.sessions.greeted(whom.token);

@@ -414,6 +414,7 @@ fn goes_first(header: &Header) -> bool {
         name: String::new(),
         live: Vec::new(),
         vectors: 0,
+        locked_down: false,
     };
     // What is passed on to somebody else has no answer here.
     Backend::is_passed_kind(header.kind)

@@ -31,6 +31,7 @@ fn hello(socket: &Path, name: &str) -> UnixStream {
         name: name.into(),
         live: Vec::new(),
         vectors: 0,
+        locked_down: false,
     };
     stream.write_all(&hello.encode(1, 0)).unwrap();
     stream

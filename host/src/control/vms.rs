@@ -232,6 +232,7 @@ impl Vms {
 fn counted(vm: &Vm, session: Option<&Session>, (devices, grown): (usize, u64)) -> Counted {
     let state = match session {
         _ if vm.held().is_some() => "held",
+        Some(session) if session.greeted && vm.is_locked_down() => "locked-down",
         Some(session) if session.greeted => "ready",
         Some(_) => "connected",
         None => "waiting",

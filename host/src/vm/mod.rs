@@ -39,6 +39,7 @@ use vnplug_os::access::AccessList;
 use vnplug_os::closer::PeerFd;
 use vnplug_os::event;
 use vnplug_os::memory::{Pool, Watch, pool_file};
+use vnplug_os::peer_log;
 use vnplug_path::port::doorbell::{Board, Doorbell, VmBell};
 
 /// One VM.
@@ -59,6 +60,8 @@ pub(crate) struct Vm {
     pub(crate) doorbell: Option<DoorbellServer>,
     /// How many of its vectors the agent listens to.
     pub(crate) heard: u32,
+    /// Its agent says that the guest's kernel lets nobody map the pool.
+    is_locked_down: bool,
 }
 
 impl Vm {
@@ -177,6 +180,7 @@ impl Vm {
             board: None,
             doorbell,
             heard: 0,
+            is_locked_down: false,
         })
     }
 
@@ -344,6 +348,25 @@ impl Vm {
     /// pool that it had elsewhere.
     pub(crate) fn sign(&self) {
         self.record.header(self.pool_id).write(&self.region);
+    }
+
+    /// Whether its guest's kernel lets nobody map the pool: so its agent said last.
+    pub(crate) fn is_locked_down(&self) -> bool {
+        self.is_locked_down
+    }
+
+    /// What its agent says of that.
+    pub(crate) fn set_locked_down(&mut self, is_so: bool) {
+        if is_so && !self.is_locked_down {
+            let name = self.name();
+            peer_log!(
+                log::Level::Warn,
+                "vm",
+                "VM {name:?}: its guest's kernel is locked down and maps no PCI memory: run `vnplug attach qemu` for it \
+                 again, without --memory, and it gets the other kind"
+            );
+        }
+        self.is_locked_down = is_so;
     }
 
     /// Whether each of its ports is to have a device of its own, and none a place in the pool.

@@ -43,6 +43,9 @@ pub enum Message {
         /// Agents: how many vectors of the VM's doorbell device, from 0 on, the agent listens to;
         /// others are not given to ports. An agent that does not say so listens to none.
         vectors: u32,
+        /// Agents: this guest's kernel lets nobody map the memory that there is. Such an agent serves nobody, and
+        /// says so that the machine gets memory of another kind.
+        locked_down: bool,
     },
     /// The answer to Hello.
     Welcome {
@@ -292,6 +295,7 @@ impl Message {
                 name,
                 live,
                 vectors,
+                locked_down,
             } => {
                 w.u8(*min_version);
                 w.u8(*max_version);
@@ -299,6 +303,7 @@ impl Message {
                 w.text(name);
                 w.list(live, |w, place| place.write(w));
                 w.u32(*vectors);
+                w.u8(u8::from(*locked_down));
             }
             Self::Welcome {
                 version,
@@ -408,6 +413,7 @@ impl Message {
                 name: r.text("name")?,
                 live: r.list("live", RingPlace::read)?,
                 vectors: r.appended_u32("vectors")?,
+                locked_down: !r.is_over() && r.flag("locked_down")?,
             },
             2 => Self::Welcome {
                 version: r.u8("version")?,

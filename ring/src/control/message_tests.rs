@@ -56,6 +56,7 @@ fn every_message() -> Vec<Message> {
             name: "agent".into(),
             live: vec![place],
             vectors: 8,
+            locked_down: true,
         },
         Message::Welcome {
             version: 1,
@@ -444,11 +445,11 @@ fn every_cut_of_every_payload_is_refused_or_read_without_panic() {
         for cut in 0..payload.len() {
             let refused = Message::decode(&header, &payload[..cut]).is_err();
             // What was appended later is missing in messages of earlier peers: a Hello's number
-            // of vectors, a VM's owner, the ring that transmits, a group, a shared wake-up, a handle, how
+            // of vectors and its lock, a VM's owner, the ring that transmits, a group, a shared wake-up, a handle, how
             // super-frames come, a VM's groups, whether it stays.
             let left = payload.len() - cut;
             let earlier = match header.kind {
-                1 => left == 4,
+                1 => matches!(left, 1 | 5),
                 // The program (9 bytes), before it a place on the board, taking part, how super-frames come, the handle,
                 // records apart, the shared wake-up, the group, the ring that transmits.
                 6 => matches!(left, 9 | 13 | 14 | 15 | 23 | 24 | 25 | 43 | 51),
@@ -469,11 +470,17 @@ fn every_cut_of_every_payload_is_refused_or_read_without_panic() {
 #[test]
 fn an_agent_that_says_nothing_about_vectors_listens_to_none() {
     let (header, payload) = frame(&every_message()[0].encode(1, 0));
-    let earlier = Message::decode(&header, &payload[..payload.len() - 4]);
-    let Ok(Message::Hello { live, vectors, .. }) = earlier else {
+    let earlier = Message::decode(&header, &payload[..payload.len() - 5]);
+    let Ok(Message::Hello {
+        live,
+        vectors,
+        locked_down,
+        ..
+    }) = earlier
+    else {
         panic!("{earlier:?}");
     };
-    assert_eq!((live.len(), vectors), (1, 0));
+    assert_eq!((live.len(), vectors, locked_down), (1, 0, false));
 }
 
 #[test]

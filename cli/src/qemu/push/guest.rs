@@ -26,15 +26,15 @@ enum Way {
 }
 
 impl Guest {
-    /// By the socket of the agent's channel.
+    /// By the socket of the agent's channel; each of so many `tries` takes 1.5 seconds at most.
     ///
     /// # Errors
     /// Nobody is there, or nobody answers.
-    pub(super) fn at(path: &Path) -> Result<Self, Failure> {
+    pub(super) fn at(path: &Path, tries: u32) -> Result<Self, Failure> {
         let about = |why: String| Failure::about(path.display(), why);
         let first = u64::from(std::process::id()) << 20;
         // What is sent before the guest's end is open may never arrive there.
-        for id in first..first + TRIES {
+        for id in first..first + u64::from(tries) {
             let stream = UnixStream::connect(path).map_err(|error| {
                 let advice = "-chardev socket,id=qga,path=PATH,server=on,wait=off -device virtio-serial -device virtserialport,chardev=qga,name=org.qemu.guest_agent.0";
                 about(format!("{error}; QEMU makes it by {advice}"))
@@ -45,7 +45,7 @@ impl Guest {
                 });
             }
         }
-        let limit = (TRY_LIMIT * TRIES as u32).as_secs();
+        let limit = (TRY_LIMIT * tries).as_secs();
         Err(about(format!(
             "no guest agent answers within {limit} s: is qemu-guest-agent installed and running in the guest?"
         )))
@@ -73,6 +73,15 @@ impl Guest {
                  or BLACKLIST_RPC in /etc/sysconfig/qemu-ga), or install vNPlug's agent there by its package"
             ))),
         }
+    }
+
+    /// Reads the beginning of a file, 4 KiB at most.
+    pub(super) fn read(&mut self, path: &str) -> Result<String, Failure> {
+        let file = self.call("guest-file-open", json!({"path": path, "mode": "r"}))?;
+        let read = self.call("guest-file-read", json!({"handle": file, "count": 4096}));
+        self.call("guest-file-close", json!({"handle": file}))?;
+        let bytes = STANDARD.decode(read?["buf-b64"].as_str().unwrap_or_default());
+        Ok(String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned())
     }
 
     /// Writes a file.
@@ -170,7 +179,8 @@ fn synchronised(mut lines: Lines, id: u64) -> Option<Lines> {
     }
 }
 
-const TRIES: u64 = 4;
+/// Tries for a guest that must answer.
+pub(super) const TRIES: u32 = 4;
 const TRY_LIMIT: Duration = Duration::from_millis(1500);
 /// How long an answer may take.
 const LIMIT: Duration = Duration::from_secs(5);

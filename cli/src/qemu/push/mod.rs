@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use clap::Args;
 
-use self::guest::Guest;
+use self::guest::{Guest, TRIES};
 use self::program::Program;
 use super::virsh::Virsh;
 use super::{MonitorArgs, VIRSH_LIMIT};
@@ -54,15 +54,41 @@ impl Push {
         out::line(&format!("{name}: {done}"))
     }
 
-    fn install(&self, program: &Program, monitor: &MonitorArgs) -> Result<String, Failure> {
-        let mut guest = match self.guest_agent.iter().flatten().next() {
-            Some(socket) => Guest::at(socket)?,
+    /// Whether the guest's kernel is locked down, as QEMU's guest agent reads it there; `None` where it may not be
+    /// asked, does not answer, or there is nothing to read.
+    pub(super) fn is_locked_down(&self, monitor: &MonitorArgs) -> Option<bool> {
+        if self.guest_agent.is_none() && monitor.libvirt.is_none() {
+            return None;
+        }
+        let told = self
+            .guest(monitor, 1)
+            .and_then(|mut guest| guest.read(LOCKDOWN));
+        match told {
+            Ok(modes) => is_locked_down(&modes),
+            Err(why) => {
+                log::debug!(
+                    "whether the guest is locked down is not known: {}",
+                    why.line()
+                );
+                None
+            }
+        }
+    }
+
+    /// The guest's agent.
+    fn guest(&self, monitor: &MonitorArgs, tries: u32) -> Result<Guest, Failure> {
+        match self.guest_agent.iter().flatten().next() {
+            Some(socket) => Guest::at(socket, tries),
             None => {
                 let domain = monitor.libvirt.as_deref().unwrap_or_default();
                 let virsh = Virsh::open(domain, monitor.connect.as_deref(), VIRSH_LIMIT)?;
-                Guest::of(virsh)
+                Ok(Guest::of(virsh))
             }
-        };
+        }
+    }
+
+    fn install(&self, program: &Program, monitor: &MonitorArgs) -> Result<String, Failure> {
+        let mut guest = self.guest(monitor, TRIES)?;
         guest.must_do(&NEEDED)?;
         let there = Found::in_guest(&mut guest)?;
         if there.is("packaged") {
@@ -96,6 +122,11 @@ impl Push {
         let runs = start(&mut guest, &there)?;
         Ok(format!("{installed}; {runs}"))
     }
+}
+
+/// What the kernel writes of its lockdown: all modes, the one that is so in brackets (security/lockdown/lockdown.c).
+fn is_locked_down(modes: &str) -> Option<bool> {
+    modes.split(['[', ']']).nth(1).map(|mode| mode != "none")
 }
 
 /// Starts the agent, as a service if the guest has systemd.
@@ -141,6 +172,7 @@ const NEEDED: [&str; 6] = [
     "guest-file-flush",
     "guest-file-close",
 ];
+const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 const PROGRAM: &str = "/usr/local/bin/vnplug";
 const UNIT: &[u8] = include_bytes!("../../../../dist/vnplug-agent.service");
 /// Without `pgrep` and the like, which small systems lack. What the agent says is in /run/vnplug-agent.log.
@@ -159,3 +191,25 @@ const LOOK: &str = "echo machine=$(uname -m)
 for unit in /lib /usr/lib; do [ ! -e $unit/systemd/system/vnplug-agent.service ] || echo packaged=yes; done
 [ ! -x /usr/local/bin/vnplug ] || echo version=$(/usr/local/bin/vnplug --version)
 [ ! -x /usr/local/bin/vnplug ] || echo size=$(wc -c </usr/local/bin/vnplug)";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mode_in_brackets_is_the_one_that_is_so() {
+        assert_eq!(
+            is_locked_down("[none] integrity confidentiality\n"),
+            Some(false)
+        );
+        for locked in [
+            "none [integrity] confidentiality\n",
+            "none integrity [confidentiality]\n",
+        ] {
+            assert_eq!(is_locked_down(locked), Some(true));
+        }
+        for nothing in ["", "none integrity\n"] {
+            assert_eq!(is_locked_down(nothing), None);
+        }
+    }
+}
