@@ -140,6 +140,8 @@ fn apparmor_is_told_of_where_its_local_part_lacks_our_files() {
     made.file("etc/apparmor.d/usr.bin.tcpdump", "");
     assert_eq!(state(&made), State::Ok);
     made.file("sys/module/apparmor/parameters/enabled", "Y\n");
+    assert_eq!(state(&made), State::Ok, "nothing loads the profiles");
+    made.file("usr/sbin/apparmor_parser", "");
     assert_eq!(state(&made), State::Warn);
     let local = "etc/apparmor.d/local/abstractions/libvirt-qemu";
     made.file(local, "# vnplug, some day\n");
