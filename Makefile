@@ -147,11 +147,12 @@ install:
 package: setup-package build query
 	dist/package $(KINDS)
 
-# Installs them into a fresh Debian, runs, upgrades and removes them there.
+# Installs them into a fresh Debian, runs, upgrades and removes them there; then types what the pages say.
 test-packages: package
 	rm -f target/packages/*.whl
 	dist/package wheel
 	./.ci/packages
+	./.ci/type-commands
 
 # mdBook takes some minutes to compile, once.
 site: setup-build
