@@ -195,6 +195,54 @@ fn of_a_source_every_frame_is_judged_by_one_version() {
     daemon.audit();
 }
 
+/// Sums 64 bytes so many times for each frame.
+const SUMS: &str = "#include <linux/bpf.h>\n#include <bpf/bpf_helpers.h>\n\
+    SEC(\"xdp\") int sums(struct xdp_md *ctx) {\n\
+      __be32 words[16] = {};\n\
+      __u32 sum = ctx->rx_queue_index;\n\
+      for (int i = 0; i < TIMES; i++) sum = bpf_csum_diff(words, 64, words, 64, sum);\n\
+      return sum == 0x12345678 ? XDP_DROP : XDP_PASS;\n\
+    }\n\
+    char _license[] SEC(\"license\") = \"GPL\";\n";
+
+#[test]
+fn a_program_that_takes_too_long_has_its_own_ports_frames_alone() {
+    let lab = Lab::new().unwrap();
+    let [long, short] = ["1000", "100"].map(|times| {
+        let path = lab.dir().join(format!("sums{times}.c"));
+        fs::write(&path, SUMS.replace("TIMES", times)).unwrap();
+        build_bpf(&path, lab.dir()).unwrap()
+    });
+    let programs = [("sums", &long), ("few", &short)].map(|(name, object)| spec(name, object, ""));
+    let args = [
+        "--source",
+        "lab=gen,size=60,pps=1000,start=attach",
+        "--program",
+        &programs[0],
+        "--program",
+        &programs[1],
+    ];
+    let daemon = Daemon::start(&lab, None, &args).unwrap();
+    let mut port = daemon.port("lab").program("sums").open().unwrap();
+    let mut few = daemon.port("lab").program("few").open().unwrap();
+    let mut plain = daemon.port("lab").open().unwrap();
+    let mut looking = client(&daemon);
+    // The kernel's verifier let it pass; it is stopped for each frame, and that one is dropped.
+    until(
+        "it was stopped",
+        || looking.programs().unwrap(),
+        |all| all[0].name == "sums" && all[0].aborted > 300 && all[0].frames >= all[0].aborted,
+    );
+    assert!(matches!(port.next().unwrap(), Next::Nothing));
+    // Others have all; the control is one that takes less.
+    read_marks(&mut plain, 300);
+    read_marks(&mut few, 300);
+    assert_eq!((plain.counts().lost, few.counts().lost), (0, 0));
+    let all = looking.programs().unwrap();
+    assert_eq!(all[1].aborted, 0, "{all:?}");
+    daemon.audit();
+}
+
 #[test]
 fn who_may_not_use_a_program_any_more_has_no_port_that_goes_through_it() {
     let lab = Lab::new().unwrap();
