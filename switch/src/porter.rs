@@ -248,9 +248,10 @@ impl Drop for Directory {
     }
 }
 
-/// Permission bits of a directory whose sockets have these: who may use one may look for it.
-pub(crate) fn dir_mode(mode: u32) -> u32 {
-    mode | (mode & 0o444) >> 2 | (mode & 0o222) >> 1
+/// Permission bits of a directory whose sockets have these: who may use one may look for it. Who may make files there
+/// may not take others' away: the switch's own socket, say, to put another in its place.
+fn dir_mode(mode: u32) -> u32 {
+    STICKY | mode | (mode & 0o444) >> 2 | (mode & 0o222) >> 1
 }
 
 /// Whether a directory has been a switch's, or has nothing but sockets: the permissions of no other are
@@ -315,5 +316,7 @@ fn at(path: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
+/// Files in a directory are only their owners' to remove.
+const STICKY: u32 = 0o1000;
 /// How long to wait for descriptors.
 const PAUSE: Duration = Duration::from_millis(50);

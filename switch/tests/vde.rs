@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -236,6 +237,56 @@ fn another_users_socket_is_refused_and_its_own_is_not() {
     own.send(&frame(ALL, 3, 0, 60)).unwrap();
     eventually("it was heard", || switch.count("entered") == 1);
     drop(victim);
+}
+
+#[test]
+fn who_may_join_cannot_take_the_switchs_socket_away_nor_anothers() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("SKIPPED: becomes other users, which takes root");
+    }
+    let switch = Vde::here(|config| config.vde.as_mut().unwrap().mode = 0o666);
+    let dir = switch.dir.clone();
+    let as_user = |uid: u32, what: fn(&Path) -> Vec<ErrorKind>| {
+        let dir = dir.clone();
+        let done = std::thread::spawn(move || {
+            let uid = rustix::process::Uid::from_raw(uid);
+            rustix::thread::set_thread_uid(uid).unwrap();
+            what(&dir)
+        });
+        done.join().unwrap()
+    };
+    // Whose client joins, and whose files come and go as libvdeplug has them.
+    let joins = |dir: &Path| {
+        let [one, other] = [0; 2].map(|_| Client::join(dir));
+        one.send(&frame(ALL, 1, 0, 60));
+        assert_eq!(other.next(), frame(ALL, 1, 0, 60));
+        drop((one, other));
+        let path = dir.join(".mine");
+        drop(bound(&path));
+        let gone = std::fs::remove_file(path);
+        gone.err().map(|error| error.kind()).into_iter().collect()
+    };
+    let takes = |dir: &Path| {
+        let tries = [
+            std::fs::remove_file(dir.join("ctl")),
+            std::fs::rename(dir.join("ctl"), dir.join("old")),
+            std::fs::remove_file(dir.join(".theirs")),
+        ];
+        let errors = tries.into_iter().filter_map(Result::err);
+        errors.map(|error| error.kind()).collect()
+    };
+    let _theirs = as_user(4001, |dir| {
+        std::mem::forget(bound(&dir.join(".theirs")));
+        Vec::new()
+    });
+    assert_eq!(as_user(4002, takes), [ErrorKind::PermissionDenied; 3]);
+    for uid in [4001, 4002] {
+        assert_eq!(as_user(uid, joins), []);
+    }
+    // Also our own sockets for them are gone with them.
+    eventually("ctl and the other's are left", || {
+        std::fs::read_dir(&dir).unwrap().count() == 2
+    });
 }
 
 #[test]

@@ -16,7 +16,7 @@ use vnplug_os::closer::{Closers, PeerFd};
 use vnplug_os::{event, peer_log};
 
 use super::datagrams::Datagrams;
-use super::pairs::{Pair, Pairs, STICKY};
+use super::pairs::{Pair, Pairs};
 use super::stream::Stream;
 use crate::board;
 use crate::control::{Change, Line};
@@ -98,16 +98,9 @@ impl Open {
             let socket = access.listen(&path, kind.socket_type())?;
             listening.push(Listening { kind, path, socket });
         }
-        let pairs = config.dgram.map(|dir| {
-            let dir_mode = access
-                .dir_mode
-                .unwrap_or_else(|| porter::dir_mode(access.mode) | STICKY);
-            let access = Access {
-                dir_mode: Some(dir_mode),
-                ..access
-            };
-            Pairs::new(Directory::open(&dir, &access)?, access)
-        });
+        let pairs = config
+            .dgram
+            .map(|dir| Pairs::new(Directory::open(&dir, &access)?, access));
         Ok(Self {
             name: name.to_owned(),
             roster: Arc::clone(roster),

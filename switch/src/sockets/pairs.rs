@@ -146,8 +146,6 @@ impl Drop for Pair {
     }
 }
 
-/// Who may make files there may not take others' away, nor their names.
-pub(super) const STICKY: u32 = 0o1000;
 /// What our names end with.
 const OURS: &str = ".port";
 /// Clients that are found at once.
