@@ -3,7 +3,8 @@
 //! Every frame that enters is exactly one of unicast, flooded, consumed or dropped
 //! ([`Counters::accounted`]). Of the frame only the two addresses, the EtherType and VLAN tags are read. A
 //! switch without settings is transparent: tagged frames, and the groups that IEEE 802.1D reserves for
-//! bridges, pass like any other. The switch sends no frame of its own, whatever its settings.
+//! bridges, pass like any other. The switch sends no frame of its own; ACKs that are expanded (`vhost/acks.rs`), and the
+//! announcement of a guest that was migrated, enter by that guest's port as if it had sent them.
 //!
 //! While no port has rules (`rules.rs`) a frame takes the short way, which knows nothing of them.
 
@@ -216,6 +217,7 @@ impl Forwarder {
         (state.is_there, state.shut_s) = (false, shut_s.or(state.shut_s));
         self.table.set_most(port, None);
         self.table.forget(port);
+        self.table.set_uplink(port, false);
         self.last = None;
         self.lists.clear();
     }

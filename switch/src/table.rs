@@ -1,7 +1,8 @@
 //! Where stations are: a table of addresses, bounded for each port and in all.
 //!
 //! A port that makes up addresses fills its own part only, so that it can make the switch forget
-//! nobody. The place of an address depends on a secret: nobody can choose addresses that collide.
+//! nobody, and many of them do not fill the table: each port keeps a few places of its own, and uplinks a part
+//! ([`Limits::own`]). The place of an address depends on a secret: nobody can choose addresses that collide.
 //!
 //! What is said of a slot is in two parts: `slots` has what the kernel instance of a switch reads, too, and the
 //! rest is nobody else's.
@@ -87,6 +88,9 @@ pub struct Limits {
     pub all: usize,
     /// Addresses at one port.
     pub each: usize,
+    /// Addresses that each port has places for, whatever others have. Of `all`, they take a quarter at most; all
+    /// ports but uplinks have at most half of it beyond their own, and uplinks have the rest.
+    pub own: usize,
     /// Seconds after which an address that is not heard is forgotten.
     pub age_s: u32,
     /// Seconds for which an address stays where it has come to.
@@ -98,6 +102,7 @@ impl Default for Limits {
         Self {
             all: 65_536,
             each: 4_096,
+            own: 16,
             // The default of IEEE 802.1Q-2018, 8.8.3.
             age_s: 300,
             hold_s: 2,
@@ -126,9 +131,13 @@ pub struct Table {
     len: usize,
     /// By port.
     ports: Vec<Places>,
+    /// Addresses beyond the ports' own: of uplinks, and of others.
+    beyond: [usize; 2],
     secret: (u64, u64),
     /// Where aging goes on.
     hand: usize,
+    /// The second in which there was no room last, and how many slots may still be looked at for it then.
+    crowded: (u32, usize),
     changes: u64,
 }
 
@@ -191,6 +200,14 @@ struct Places {
     first: u32,
     /// The most that it may have, if not as many as others.
     most: Option<u32>,
+    is_uplink: bool,
+}
+
+impl Places {
+    /// Of [`Table::beyond`].
+    fn kind(&self) -> usize {
+        usize::from(!self.is_uplink)
+    }
 }
 
 impl Table {
@@ -217,8 +234,10 @@ impl Table {
             limits,
             len: 0,
             ports: Vec::new(),
+            beyond: [0; 2],
             secret,
             hand: 0,
+            crowded: (0, 0),
             changes: 0,
         }
     }
@@ -303,6 +322,18 @@ impl Table {
         self.places(port).most = most;
     }
 
+    /// This port is an uplink, or is none any more.
+    pub fn set_uplink(&mut self, port: u16, is_uplink: bool) {
+        let own = self.limits.own;
+        let places = self.places(port);
+        let beyond = (places.count as usize).saturating_sub(own);
+        let before = places.kind();
+        places.is_uplink = is_uplink;
+        let now = places.kind();
+        self.beyond[before] -= beyond;
+        self.beyond[now] += beyond;
+    }
+
     /// A station was heard at a port.
     #[inline]
     pub fn learn(&mut self, key: Key, port: u16, now_s: u32) -> Learned {
@@ -336,10 +367,14 @@ impl Table {
         if !is_old && was_s < self.limits.hold_s {
             return Learned::Held { stray };
         }
+        // Without it where it was.
+        let changes = self.changes;
+        self.unlink(at);
         if self.is_full(port) {
+            self.link(at);
+            self.changes = changes;
             return Learned::Full;
         }
-        self.unlink(at);
         let moved = Said {
             port,
             heard_s: now_s,
@@ -355,7 +390,7 @@ impl Table {
     fn add(&mut self, key: Key, port: u16, now_s: u32) -> Learned {
         let is_full = |it: &mut Self| it.len >= it.limits.all || it.is_full(port);
         if is_full(self) {
-            self.sweep(now_s, SWEEP);
+            self.look_for_room(now_s);
             if is_full(self) {
                 return Learned::Full;
             }
@@ -429,9 +464,24 @@ impl Table {
 
     /// Whether a port has as many addresses as it may have.
     pub(crate) fn is_full(&mut self, port: u16) -> bool {
-        let each = self.limits.each;
-        let places = self.places(port);
-        places.count as usize >= places.most.map_or(each, |most| most as usize)
+        let Limits { all, each, own, .. } = self.limits;
+        let places = *self.places(port);
+        let count = places.count as usize;
+        let [of_uplinks, of_others] = self.beyond;
+        let is_crowded =
+            of_uplinks + of_others >= all - all / 4 || (!places.is_uplink && of_others >= all / 2);
+        count >= places.most.map_or(each, |most| most as usize) || (count >= own && is_crowded)
+    }
+
+    /// Forgets what is old, as there seems to be no room: within a second the whole table is looked at once, which
+    /// finds all that there is, however many are refused.
+    fn look_for_room(&mut self, now_s: u32) {
+        if self.crowded.0 != now_s {
+            self.crowded = (now_s, self.slots.len());
+        }
+        let slots = self.crowded.1.min(SWEEP);
+        self.crowded.1 -= slots;
+        self.sweep(now_s, slots);
     }
 
     /// The stations of a port, old ones that are not swept yet among them.
@@ -451,10 +501,12 @@ impl Table {
     /// Puts a slot at the begin of its port's list.
     fn link(&mut self, at: usize) {
         self.changes += 1;
-        let place = at as u32 + 1;
+        let (place, own) = (at as u32 + 1, self.limits.own);
         let places = self.places(self.shared.port(at));
         let first = std::mem::replace(&mut places.first, place);
         places.count += 1;
+        let (kind, is_beyond) = (places.kind(), places.count as usize > own);
+        self.beyond[kind] += usize::from(is_beyond);
         (self.slots[at].before, self.slots[at].after) = (0, first);
         if first != 0 {
             self.slots[first as usize - 1].before = place;
@@ -465,8 +517,11 @@ impl Table {
     fn unlink(&mut self, at: usize) {
         self.changes += 1;
         let Slot { before, after, .. } = self.slots[at];
-        let port = self.shared.port(at);
-        self.places(port).count -= 1;
+        let (port, own) = (self.shared.port(at), self.limits.own);
+        let places = self.places(port);
+        let (kind, is_beyond) = (places.kind(), places.count as usize > own);
+        places.count -= 1;
+        self.beyond[kind] -= usize::from(is_beyond);
         self.join(before, after, port);
     }
 
@@ -650,7 +705,7 @@ fn home(key: Key, secret: (u64, u64)) -> usize {
 const PROBES: usize = 64;
 /// Seconds after which a station is at home where it is.
 const SETTLED_S: u32 = 30;
-/// Slots that are looked at when there seems to be no room.
+/// Slots that are looked at at a time when there seems to be no room.
 const SWEEP: usize = 1024;
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ impl Switch {
                 self.part(port);
                 let link = self.uplinks.plug(*uplink, queues, port);
                 self.exits.add_unwatched(port, link);
+                self.forwarder.table.set_uplink(port, true);
                 self.join(port);
             }
             Change::Remove(number) => {

@@ -141,6 +141,7 @@ impl Switch {
         }
         let link = self.uplinks.add(uplink, port)?;
         self.exits.add_unwatched(port, link);
+        self.forwarder.table.set_uplink(port, true);
         self.join(port);
         Ok(())
     }

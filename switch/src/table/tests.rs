@@ -61,6 +61,58 @@ fn a_port_that_makes_up_addresses_makes_nobody_forgotten() {
 }
 
 #[test]
+fn many_ports_that_make_up_addresses_leave_room_for_others_and_for_uplinks() {
+    let bounds = Limits {
+        own: 2,
+        ..limits(1000, 100)
+    };
+    let mut table = Table::new(bounds);
+    table.set_uplink(200, true);
+    let fill = |table: &mut Table, port: u16| {
+        let base = u32::from(port) << 16;
+        let new = (0..1000).filter(|n| table.learn(key(base + n), port, 0) == Learned::New);
+        new.count()
+    };
+    let taken: usize = (1..=50).map(|port| fill(&mut table, port)).sum();
+    assert_eq!(taken, 500 + 100, "half of the table, and each port's own");
+    // Who comes now is known.
+    assert!((51..=60).all(|port| fill(&mut table, port) == 2));
+    assert_eq!(
+        fill(&mut table, 200),
+        100,
+        "what stands behind an uplink is"
+    );
+    // A station that comes from a port of those is found where it is now.
+    let base = 1 << 16;
+    assert_eq!(table.learn(key(base), 60, 50), Learned::Moved { stray: 60 });
+    assert_eq!(table.learn(key(base + 1), 2, 50), Learned::Full);
+    // Uplinks leave them their own, too.
+    for port in 201..=210 {
+        table.set_uplink(port, true);
+        fill(&mut table, port);
+    }
+    assert_eq!(table.len(), 750 + 60 * 2 + 11 * 2);
+    assert_eq!((fill(&mut table, 61), fill(&mut table, 211)), (2, 2));
+    for port in 1..=211 {
+        table.forget(port);
+        table.set_uplink(port, false);
+    }
+    assert_eq!((table.len(), table.beyond), (0, [0, 0]));
+}
+
+#[test]
+fn whoever_is_refused_again_and_again_costs_one_look_at_the_table_in_a_second() {
+    let mut table = Table::new(limits(4096, 100));
+    for second in 1..=2 {
+        for number in 0..1_101 {
+            table.learn(key(number), 1, second);
+        }
+        // As often as the table has slots, which is a whole number of rounds.
+        assert_eq!(table.hand, 0, "in second {second}");
+    }
+}
+
+#[test]
 fn who_is_pinned_never_moves_and_is_not_forgotten_for_its_age() {
     let mut table = Table::new(limits(4, 4));
     assert_eq!(table.learn(key(1), 5, 0), Learned::New);

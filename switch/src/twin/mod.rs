@@ -491,6 +491,7 @@ pub(crate) fn limits(config: &SwitchConfig) -> Limits {
     Limits {
         all,
         each,
+        own: all / 4 / config.ports.0.max(1),
         age_s: config.settings.age_s,
         hold_s: config.settings.hold_s,
     }

@@ -20,6 +20,7 @@ struct Both {
 const LIMITS: Limits = Limits {
     all: 4096,
     each: 4096,
+    own: 16,
     age_s: 300,
     hold_s: 0,
 };
@@ -61,7 +62,8 @@ impl Both {
         let judge = Judge::new(&insns, [&state, &slots]).unwrap();
         let classifier = Arc::new(load(ProgramKind::Classifier, insns));
         let memory = slots.region().part(0, slots.region().len()).unwrap();
-        let table = Table::take_over(LIMITS, memory, secret, |_| false);
+        let mut table = Table::take_over(LIMITS, memory, secret, |_| false);
+        (1..=4).for_each(|port| table.set_uplink(port, true));
         Some(Self {
             state,
             layout,
