@@ -64,6 +64,23 @@ pub fn link(socket: impl AsFd, name: &str) -> io::Result<Link> {
     })
 }
 
+/// Bytes that an interface of this number takes after the Ethernet header, asked as [`link`] asks.
+///
+/// # Errors
+/// `ENODEV` if there is none.
+pub fn mtu(socket: impl AsFd, index: i32) -> io::Result<u32> {
+    let name = rustix::net::netdevice::index_to_name(&socket, index as u32)?;
+    let mut request = named(&name)?;
+    let what = libc::SIOCGIFMTU as c_ulong;
+    // SAFETY: the request reads the name and writes the MTU, which is plain data.
+    let mtu = unsafe {
+        let done = libc::ioctl(socket.as_fd().as_raw_fd(), what as _, &raw mut request);
+        check(done)?;
+        request.ifr_ifru.ifru_mtu
+    };
+    Ok(mtu.max(0) as u32)
+}
+
 /// The names of this network namespace's interfaces.
 pub fn names() -> io::Result<Vec<String>> {
     // SAFETY: no arguments; the list is freed below.

@@ -240,7 +240,7 @@ impl Batch {
         true
     }
 
-    /// Whether what is left to do with a frame fits it.
+    /// Whether what is left to do with a frame fits it, and makes no packets that are longer than frames may be.
     fn check(&mut self, at: usize, len: usize, offload: &Offload) {
         let mut work = offload::work(self.get(at).bytes, len as u32, offload);
         if work.is_err() && self.notes[at].tail.is_some() {
@@ -249,6 +249,9 @@ impl Batch {
             work = offload::work(self.get(at).bytes, len as u32, offload);
         }
         match work {
+            Ok(Some(work)) if work.longest() > self.longest => {
+                self.notes[at].fault = Some(Fault::Long);
+            }
             Ok(work) => self.packets += work.map_or(0, |work| work.packets()),
             Err(_) => self.notes[at].fault = Some(Fault::Lie),
         }
@@ -357,6 +360,29 @@ mod tests {
         assert!(!batch.has_room(60) && batch.iter().all(|it| it.fault.is_none()));
         batch.clear();
         assert!(batch.has_room(60) && batch.room() == 64);
+    }
+
+    #[test]
+    fn packets_that_a_super_frame_becomes_are_no_longer_than_frames_may_be() {
+        let (mut frame, offload) = crumbs();
+        frame.resize(14 + 2000, 7);
+        frame[16..18].copy_from_slice(&2000_u16.to_be_bytes());
+        let mut batch = Batch::new(64, 1514);
+        // All in one packet, two that are just not too long, and one byte more.
+        for gso_size in [9000, 1960, 1460, 1461] {
+            let offload = Offload {
+                gso_size,
+                ..offload
+            };
+            assert!(batch.push(frame.len(), offload, |place| {
+                place.copy_from_slice(&frame);
+                true
+            }));
+        }
+        let faults: Vec<_> = batch.iter().map(|it| it.fault).collect();
+        let long = Some(Fault::Long);
+        assert_eq!(faults, [long, long, None, long]);
+        assert_eq!(batch.packets, 2);
     }
 
     #[test]

@@ -450,7 +450,7 @@ impl AsFd for Cable {
     }
 }
 
-/// A frame of an uplink as it enters by this port; one that is not cut has at most `longest` bytes.
+/// A frame of an uplink as it enters by this port; it, or what it is cut into, has at most `longest` bytes.
 #[inline]
 pub(crate) fn entered<'a>(from: Number, frame: &'a Frame<'a>, longest: usize) -> Entered<'a> {
     let left = &frame.offload;
@@ -460,8 +460,12 @@ pub(crate) fn entered<'a>(from: Number, frame: &'a Frame<'a>, longest: usize) ->
     };
     let fault = if frame.wire_len as usize > frame.bytes.len() || frame.bytes.len() > most {
         Some(Fault::Long)
-    } else if left.is_due() && offload::work(frame.bytes, frame.wire_len, left).is_err() {
-        Some(Fault::Lie)
+    } else if left.is_due() {
+        match offload::work(frame.bytes, frame.wire_len, left) {
+            Ok(Some(work)) if work.longest() > longest => Some(Fault::Long),
+            Ok(_) => None,
+            Err(_) => Some(Fault::Lie),
+        }
     } else {
         None
     };

@@ -42,6 +42,14 @@ impl Work {
         }
     }
 
+    /// Bytes of the longest packet that the frame is cut into, Ethernet header included; 0 if it is not cut.
+    pub fn longest(&self) -> usize {
+        match self {
+            Self::Sum(_) => 0,
+            Self::Cut(plan) => plan.longest,
+        }
+    }
+
     /// Whether Linux does it: it takes at most 64 datagrams as one (`UDP_MAX_SEGMENTS`, 128 since 6.8).
     pub fn is_for_linux(&self) -> bool {
         !matches!(self, Self::Cut(plan) if plan.is_udp && plan.count > 64)
@@ -74,6 +82,8 @@ pub struct Plan {
     size: usize,
     /// Packets.
     count: usize,
+    /// Bytes of the longest of them.
+    longest: usize,
     /// CWR is the first packet's only.
     clears_cwr: bool,
 }
@@ -207,8 +217,8 @@ fn plan(frame: &[u8], wire_len: usize, offload: &Offload) -> Result<Plan, Lie> {
         _ => rest.div_ceil(size).max(1),
     };
     // Each packet has a length of its own, of 16 bits.
-    let longest = payload - network + size.min(rest);
-    if count > MAX_PIECES || longest > usize::from(u16::MAX) {
+    let longest = payload + size.min(rest);
+    if count > MAX_PIECES || longest - network > usize::from(u16::MAX) {
         return Err(Lie::Size(offload.gso_size));
     }
     Ok(Plan {
@@ -219,6 +229,7 @@ fn plan(frame: &[u8], wire_len: usize, offload: &Offload) -> Result<Plan, Lie> {
         payload,
         size,
         count,
+        longest,
         clears_cwr: offload.gso_type & gso::ECN != 0,
     })
 }

@@ -46,6 +46,9 @@ fn every_kind_of_super_frame_is_cut_as_its_headers_say() {
         let offload = offload(&recipe, transport, size);
         let packets = packets(&frame, frame.len() as u32, &offload);
         assert_eq!(packets.len(), recipe.payload.div_ceil(size.into()));
+        let work = work(&frame, frame.len() as u32, &offload).unwrap().unwrap();
+        let longest = packets.iter().map(Vec::len).max();
+        assert_eq!(Some(work.longest()), longest);
         let network = 14 + 4 * recipe.tags;
         let (mut moved, last) = (Vec::<u8>::new(), packets.len() - 1);
         for (nth, packet) in packets.iter().enumerate() {

@@ -12,7 +12,6 @@ use vnplug_ring::offload::{Offload, gso};
 use crate::net::{config, ip, isolated, open, out, read_all, rx, veth};
 
 #[path = "../../../frame/src/offload/samples.rs"]
-#[expect(dead_code, reason = "some of it only the units of the cutter need")]
 mod samples;
 
 /// A super-frame as a sender leaves it to the kernel, which cuts it into two packets or more.
@@ -84,6 +83,30 @@ const AT_ONCE: usize = 4;
 /// Whether the kernel takes UDP super-frames, too.
 fn has_udp() -> bool {
     AfPacketConfig::new("any").offload
+}
+
+#[test]
+fn a_super_frame_in_packets_that_the_mtu_does_not_allow_is_too_long_at_once() {
+    isolated(|| {
+        let (mut sender, _receiver) = pair(false);
+        let (frame, transport, _) = samples::frame(&samples::PLAIN);
+        let mut send = |size: u16| {
+            let offload = samples::offload(&samples::PLAIN, transport, size);
+            let taken = out(sender.as_mut()).transmit_offloaded(&frame, &offload);
+            (taken, out(sender.as_mut()).flush(&mut |_| {}).sent)
+        };
+        // Headers of 52 bytes behind that of Ethernet.
+        for mtu in [9200, 1500, 1400, 4000] {
+            ip(&format!("link set va mtu {mtu}"));
+            let size = mtu.min(4000) - 52;
+            assert_eq!(send(size), (Transmit::Taken, 1), "{mtu}");
+            let expected = match mtu {
+                9200 => (Transmit::Taken, 1),
+                _ => (Transmit::BadLength, 0),
+            };
+            assert_eq!(send(size + 1), expected, "{mtu}");
+        }
+    });
 }
 
 #[test]

@@ -3,11 +3,11 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use vnplug_frame::Frame;
+use vnplug_frame::{Frame, offload};
 use vnplug_path::source::{
     Flushed, Queue, QueueCounters, Received, Seen, SourceError, Transmit, Transmitter, Wake,
 };
-use vnplug_ring::offload::{Offload, gso};
+use vnplug_ring::offload::Offload;
 
 use super::{HEADER, Switch};
 use crate::batch::MAX_SUPER;
@@ -121,19 +121,24 @@ impl Transmitter for Switch {
         true
     }
 
-    fn transmit_offloaded(&mut self, bytes: &[u8], offload: &Offload) -> Transmit {
-        let longest = match offload.gso_type {
-            gso::NONE => self.came.longest(),
-            _ => MAX_SUPER,
+    fn transmit_offloaded(&mut self, bytes: &[u8], left: &Offload) -> Transmit {
+        let longest = self.came.longest();
+        let is_long = match left.is_super_frame() {
+            true => {
+                let work = offload::work(bytes, bytes.len() as u32, left);
+                let packets = work.ok().flatten().map_or(0, |work| work.longest());
+                bytes.len() > MAX_SUPER || packets > longest
+            }
+            false => bytes.len() > longest,
         };
-        if bytes.len() < HEADER || bytes.len() > longest {
+        if bytes.len() < HEADER || is_long {
             return Transmit::BadLength;
         }
         let fill = |place: &mut [u8]| {
             place.copy_from_slice(bytes);
             true
         };
-        match self.sent.push(bytes.len(), *offload, fill) {
+        match self.sent.push(bytes.len(), *left, fill) {
             true => Transmit::Taken,
             false => Transmit::Full,
         }

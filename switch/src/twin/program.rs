@@ -276,19 +276,21 @@ impl Parts<'_> {
         asm.load(Size::Double, R3, R2, port::WORD as i16);
     }
 
-    /// The frame's bytes, its tag among them; those of one that is to be cut may be many.
+    /// The frame's bytes, its tag among them; of one that is to be cut, what is in each packet.
     fn length(&self, asm: &mut Asm, upcall: Label) {
-        let fits = asm.label();
+        let whole = asm.label();
         asm.load(Size::Word, R1, R6, SKB_LEN);
         asm.load(Size::Word, R2, R6, VLAN_PRESENT);
         asm.alu64(Alu::Shl, R2, Operand::K(2));
         asm.alu64(Alu::Add, R1, Operand::X(R2));
         asm.store(Size::Double, FP, LEN, R1);
         asm.load(Size::Word, R2, R6, GSO_SIZE);
-        asm.jump_if(Cond::Ne, R2, Operand::K(0), fits);
+        asm.jump_if(Cond::Eq, R2, Operand::K(0), whole);
+        // Without headers: the daemon knows them, and forwards nothing that is longer with them.
+        asm.alu64(Alu::Mov, R1, Operand::X(R2));
+        asm.bind(whole);
         asm.load(Size::Double, R2, R9, header::LONGEST as i16);
         asm.jump_if(Cond::Gt, R1, Operand::X(R2), upcall);
-        asm.bind(fits);
     }
 
     /// Which port it came in by: its number on the stack, the port in R4.

@@ -28,6 +28,31 @@ fn a_frame_that_was_cut_or_lied_about_is_there_to_be_counted_only() {
     }
 }
 
+#[test]
+fn a_super_frame_in_packets_that_are_too_long_is_there_to_be_counted_only() {
+    let mut bytes = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0];
+    bytes.extend(2000_u16.to_be_bytes());
+    bytes.extend([0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    bytes.extend([0; 12]);
+    bytes.extend([0x50, 0x18, 4, 0, 0, 0, 0, 0]);
+    bytes.resize(14 + 2000, 7);
+    for (gso_size, fault) in [(1460, None), (1461, Some(Fault::Long))] {
+        let frame = Frame {
+            bytes: &bytes,
+            wire_len: bytes.len() as u32,
+            offload: Offload {
+                flags: flags::NEEDS_CSUM,
+                gso_type: gso::TCPV4,
+                gso_size,
+                csum_start: 34,
+                csum_offset: 16,
+            },
+            ..Frame::default()
+        };
+        assert_eq!(entered(3, &frame, 1514).fault, fault, "{gso_size}");
+    }
+}
+
 /// A queue that has one frame, then fails.
 struct Failing(bool);
 

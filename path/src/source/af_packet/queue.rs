@@ -28,6 +28,7 @@ use crate::source::link_state::LinkState;
 use crate::source::{
     Flushed, Queue, QueueCounters, Received, Seen, SourceError, Transmit, Transmitter, Wake,
 };
+use vnplug_frame::offload::work;
 use vnplug_frame::{Frame, MAX_BATCH, recycle};
 use vnplug_os::interface;
 use vnplug_os::interface::Link;
@@ -50,6 +51,8 @@ pub(super) struct PacketQueue {
     /// Flags for the next frame handed out.
     mark: u16,
     outbox: Outbox,
+    /// The interface's MTU, if it was asked for since the last flush; 0: nobody says.
+    mtu: Option<u32>,
     counters: QueueCounters,
     /// Frames handed out.
     read: u64,
@@ -85,6 +88,7 @@ impl PacketQueue {
             batch: Vec::with_capacity(MAX_BATCH),
             mark: 0,
             outbox,
+            mtu: None,
             counters: QueueCounters::default(),
             read: 0,
             number: bound.queue,
@@ -459,7 +463,9 @@ impl Transmitter for PacketQueue {
     }
 
     fn transmit_offloaded(&mut self, bytes: &[u8], offload: &Offload) -> Transmit {
+        let is_too_long = offload.is_super_frame() && self.cannot_carry(bytes, offload);
         match self.link {
+            LinkState::Up if is_too_long => Transmit::BadLength,
             LinkState::Up => self.outbox.take(bytes, offload),
             LinkState::Down | LinkState::Gone(_) => Transmit::LinkDown,
         }
@@ -467,6 +473,7 @@ impl Transmitter for PacketQueue {
 
     fn flush(&mut self, shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
         let counters = &mut self.counters;
+        self.mtu = None;
         // The kernel shows no socket of a group what one of them sends. On loopback it comes back in.
         let shows = self.opener.direction(self.bound) != Direction::Rx;
         let snaplen = self.opener.config().snaplen;
@@ -481,6 +488,26 @@ impl Transmitter for PacketQueue {
     }
 }
 
+impl PacketQueue {
+    /// Whether the packets of a super-frame are longer than the interface's MTU allows. NB: of frames that are not cut
+    /// the kernel says it (EMSGSIZE); these it takes, and they are lost behind it.
+    fn cannot_carry(&mut self, frame: &[u8], offload: &Offload) -> bool {
+        // What does not fit its frame the kernel refuses.
+        let Ok(Some(work)) = work(frame, frame.len() as u32, offload) else {
+            return false;
+        };
+        let socket = self.rings.socket();
+        let mtu = *self
+            .mtu
+            .get_or_insert_with(|| interface::mtu(socket, self.bound.index).unwrap_or(0));
+        // As the kernel counts frames: one tag of 802.1Q is no part of it.
+        let tag = 4 * usize::from(frame.get(12..14) == Some(&[0x81, 0]));
+        mtu > 0 && work.longest() > mtu as usize + HEADER + tag
+    }
+}
+
+/// Bytes of an Ethernet header.
+const HEADER: usize = 14;
 /// How often frames are counted that come meanwhile.
 const TRIES: usize = 100;
 /// How often an interface that is down is looked at, to see it deleted or up.
