@@ -316,6 +316,14 @@ fn put_over(
 ) -> Result<Put, Broken> {
     let Scratch { parts, chains } = scratch;
     let need = (header.len + out.len()) as u64;
+    let known = |ring: &Ring| ring.room().filter(|room| *room < need);
+    if known(ring).is_some() {
+        there = ring.refresh()?;
+        // NB: not walked through again before the guest adds some: it may be a thousand descriptors, for each frame.
+        if let Some(room) = known(ring) {
+            return Ok(Put::Short(room));
+        }
+    }
     let mut room = 0;
     while room < need {
         let count = chains.len() as u16;
@@ -326,7 +334,10 @@ fn put_over(
                 // not known else: a chain may take several of them.
                 return Ok(match there {
                     0 => Put::Full,
-                    _ if there < ring.size() => Put::Short(room),
+                    _ if there < ring.size() => {
+                        ring.note_room(room);
+                        Put::Short(room)
+                    }
                     _ => refuse(ring, chains),
                 });
             }

@@ -64,6 +64,9 @@ pub(crate) struct Ring {
     seen: u16,
     /// What `used.idx` was when the guest was called last, or found not to wait.
     called: Option<u16>,
+    /// The next entry and the guest's index when all chains between them were walked through, and the bytes that
+    /// they have room for.
+    walked: Option<(u16, u16, u64)>,
 }
 
 /// A part of a chain.
@@ -133,6 +136,7 @@ impl Ring {
             published: used,
             seen: used,
             called: None,
+            walked: None,
         }
     }
 
@@ -155,6 +159,18 @@ impl Ring {
     #[inline]
     pub(crate) fn left(&self) -> u16 {
         self.seen.wrapping_sub(self.next)
+    }
+
+    /// The bytes that all chains have room for which were there when that was [noted](Self::note_room), if they are
+    /// still the same.
+    pub(crate) fn room(&self) -> Option<u64> {
+        let (next, seen, room) = self.walked?;
+        ((next, seen) == (self.next, self.seen)).then_some(room)
+    }
+
+    /// All chains that are there have room for so many bytes.
+    pub(crate) fn note_room(&mut self, room: u64) {
+        self.walked = Some((self.next, self.seen, room));
     }
 
     /// The guest's memory.

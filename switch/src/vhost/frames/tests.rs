@@ -262,6 +262,29 @@ fn buffers_of_single_bytes_without_end_are_given_back() {
     assert_eq!(u64::from(driver.used()), MAX_OF_FRAME as u64 / 127 + 1);
 }
 
+#[test]
+fn buffers_that_are_too_few_are_walked_through_once_until_there_are_more() {
+    let driver = Driver::new(64);
+    let mut ring = driver.ring(Agreed::default());
+    buffers(&driver, &[20; 40]);
+    let mut scratch = Scratch::default();
+    let mut walk = |ring: &mut Ring, len: usize| {
+        let put = put(ring, &mut scratch, head(12, true), &out(&vec![1; len], &[]));
+        (put.unwrap(), scratch.parts.len())
+    };
+    assert_eq!(walk(&mut ring, 1000), (Put::Short(800), 40));
+    for len in [1000, 789, 9000] {
+        assert_eq!(walk(&mut ring, len), (Put::Short(800), 0), "{len}");
+    }
+    // What fits is given, and then it is another ring.
+    assert_eq!(walk(&mut ring, 28), (Put::Done, 2));
+    assert_eq!(walk(&mut ring, 1000), (Put::Short(760), 38));
+    // One more, which is seen although others were left.
+    driver.desc(40, (0x4000, 500, 2, 0));
+    driver.offer(40);
+    assert_eq!(walk(&mut ring, 1000), (Put::Done, 39));
+}
+
 /// A segment of a flow, or the ACK for it, of IPv4 without options or a right checksum of TCP.
 fn tcp(is_ack: bool, number: u32, payload: usize) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0, 0x45, 0];
