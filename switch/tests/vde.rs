@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -287,6 +288,37 @@ fn who_may_join_cannot_take_the_switchs_socket_away_nor_anothers() {
     eventually("ctl and the other's are left", || {
         std::fs::read_dir(&dir).unwrap().count() == 2
     });
+}
+
+#[test]
+fn who_joins_and_leaves_without_end_fills_no_log() {
+    static LINES: AtomicUsize = AtomicUsize::new(0);
+    struct Counter;
+    impl log::Log for Counter {
+        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+            true
+        }
+        fn log(&self, record: &log::Record<'_>) {
+            let is_its = record.args().to_string().starts_with("noisy: port");
+            LINES.fetch_add(usize::from(is_its), Ordering::Relaxed);
+        }
+        fn flush(&self) {}
+    }
+    log::set_logger(&Counter).unwrap();
+    log::set_max_level(log::LevelFilter::Info);
+    let switch = Vde::here(|config| config.name = "noisy".into());
+    let begun = Instant::now();
+    for _ in 0..400 {
+        Client::join(&switch.dir);
+    }
+    eventually("all have gone", || switch.count("switch_ports") == 0);
+    // NB: other tests of this process have lines of the same twenty.
+    eventually("something is said", || {
+        Client::join(&switch.dir);
+        LINES.load(Ordering::Relaxed) > 0
+    });
+    let (lines, seconds) = (LINES.load(Ordering::Relaxed), begun.elapsed().as_secs() + 2);
+    assert!(lines as u64 <= 20 * seconds, "{lines} in {seconds} s");
 }
 
 #[test]

@@ -359,8 +359,9 @@ impl Porter {
         };
         session.state = State::Has { port, path };
         let description = &request.description;
-        log::info!(
-            target: "switch",
+        peer_log!(
+            log::Level::Info,
+            "switch",
             "{}: port {port}: a VDE client of user {uid} ({description:?})",
             self.open.name
         );
@@ -429,7 +430,12 @@ impl Porter {
             self.line.send(Change::Remove(*port));
             board::free(&self.open.roster, &self.line, *port);
             let _ = std::fs::remove_file(path);
-            log::info!(target: "switch", "{}: port {port} is free", self.open.name);
+            peer_log!(
+                log::Level::Info,
+                "switch",
+                "{}: port {port} is free",
+                self.open.name
+            );
         }
     }
 

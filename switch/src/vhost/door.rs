@@ -465,8 +465,9 @@ impl Porter {
             board::free(&self.open.roster, &self.line, port);
             error.to_string()
         })?;
-        log::info!(
-            target: "switch",
+        peer_log!(
+            log::Level::Info,
+            "switch",
             "{name}: port {port}: a vhost-user front-end of user {}, {peer}",
             peer.uid
         );
@@ -536,7 +537,12 @@ impl Porter {
                 self.line.send(Change::Remove(port));
                 self.remains.push(session.end());
                 board::free(&self.open.roster, &self.line, port);
-                log::info!(target: "switch", "{}: port {port} is free", self.open.name);
+                peer_log!(
+                    log::Level::Info,
+                    "switch",
+                    "{}: port {port} is free",
+                    self.open.name
+                );
             }
         }
     }
