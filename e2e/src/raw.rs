@@ -14,8 +14,11 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
+use vnplug_ring::control::backend::Connect;
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
-use vnplug_ring::control::{Balance, FilterSpec, Message, Open, Role, Segments, Tuning, VERSION};
+use vnplug_ring::control::{
+    Backend, Balance, FilterSpec, Message, Open, Role, Segments, Tuning, VERSION,
+};
 
 /// A connection on which any bytes can be sent.
 #[derive(Debug)]
@@ -45,6 +48,34 @@ impl Raw {
         let mut raw = Self::connect(path);
         raw.hello(Role::Client);
         raw
+    }
+
+    /// Says Hello and connects to a back-end: with the channel's number.
+    ///
+    /// # Panics
+    /// If that is refused.
+    #[must_use]
+    pub fn program(path: &Path, backend: u32) -> (Self, u32) {
+        let mut raw = Self::greeted(path);
+        let channel = raw.connect_to(backend, 0);
+        (raw, channel)
+    }
+
+    /// Connects an application to a back-end: the channel's number.
+    ///
+    /// # Panics
+    /// If that is refused.
+    pub fn connect_to(&mut self, backend: u32, app: u32) -> u32 {
+        let connect = Message::Backend(Backend::Connect(Connect {
+            id: backend,
+            name: String::new(),
+            version: 0,
+            label: String::new(),
+        }));
+        match self.ask(&connect, app) {
+            Message::Backend(Backend::Connected(connected)) => connected.channel,
+            other => panic!("not connected but {other:?}"),
+        }
     }
 
     /// Takes a stream that is connected.

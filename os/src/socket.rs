@@ -114,6 +114,15 @@ pub fn pass_rights(socket: impl AsFd, pass: bool) -> bool {
     result == 0
 }
 
+/// Whether the other end has read all that was sent to it, or is gone. True, too, if the system does not say.
+pub fn is_read(socket: impl AsFd) -> bool {
+    let mut unread: libc::c_int = 0;
+    // SAFETY: the request writes one live c_int. TIOCOUTQ is SIOCOUTQ, as the kernel has it for sockets.
+    let result =
+        unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) };
+    result != 0 || unread == 0
+}
+
 /// Reads bytes without blocking, and no further than to a byte with descriptors.
 ///
 /// To read that byte would drop them, received or not. So this looks first: `MSG_CTRUNC` says that

@@ -14,6 +14,9 @@ const CONNECT: f64 = 4.0;
 /// What each MiB costs that the daemon commits: half a millisecond, so that who asks for nothing but
 /// memory has a fifth of a thread.
 const MIB: f64 = 5.0;
+/// Descriptors that were sent to one owner and not read. The kernel counts them all for the daemon's user, and
+/// refuses to send more than the limit of open files; each owner has a small share of that.
+const UNREAD_FDS: usize = 256;
 /// Buckets of owners without a connection are looked through when there are more.
 const MANY: usize = 1_024;
 
@@ -52,6 +55,8 @@ pub(crate) struct Bucket {
     last: Instant,
     /// Connections that wait for a token.
     line: u32,
+    /// Descriptors that were sent and not read.
+    unread_fds: usize,
 }
 
 impl Bucket {
@@ -63,6 +68,7 @@ impl Bucket {
             tokens: burst,
             last: now,
             line: 0,
+            unread_fds: 0,
         }
     }
 
@@ -82,9 +88,24 @@ impl Bucket {
         };
     }
 
+    /// Whether so many descriptors may be sent now.
+    pub(crate) fn may_send(&self, fds: usize) -> bool {
+        self.unread_fds == 0 || self.unread_fds + fds <= UNREAD_FDS
+    }
+
+    /// So many were sent.
+    pub(crate) fn sent(&mut self, fds: usize) {
+        self.unread_fds += fds;
+    }
+
+    /// So many were read.
+    pub(crate) fn were_read(&mut self, fds: usize) {
+        self.unread_fds -= fds;
+    }
+
     fn is_full(&mut self, now: Instant) -> bool {
         self.fill(now);
-        self.tokens >= self.burst
+        self.tokens >= self.burst && self.unread_fds == 0
     }
 
     fn fill(&mut self, now: Instant) {
@@ -124,6 +145,22 @@ mod tests {
         assert!(bucket.wait(start + Duration::from_millis(500)).is_some());
         assert_eq!(bucket.wait(start + Duration::from_secs(5)), None);
     }
+
+    #[test]
+    fn an_owner_that_reads_no_descriptors_is_sent_a_few() {
+        let now = Instant::now();
+        let mut buckets = Buckets::default();
+        let bucket = buckets.of(&Peer::User(1000), false, now);
+        while bucket.borrow().may_send(3) {
+            bucket.borrow_mut().sent(3);
+        }
+        let other = buckets.of(&Peer::User(1000), false, now);
+        assert!(!other.borrow().may_send(3) && other.borrow().unread_fds <= UNREAD_FDS);
+        assert!(!other.borrow_mut().is_full(now + Duration::from_secs(9)));
+        other.borrow_mut().were_read(3);
+        assert!(bucket.borrow().may_send(3));
+    }
+
     #[test]
     fn another_connection_of_an_owner_is_no_other_bucket() {
         let now = Instant::now();

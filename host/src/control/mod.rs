@@ -399,6 +399,7 @@ impl Control {
                 "VM {name:?}: its control channel is closed"
             );
         }
+        self.sessions.see_off(session);
     }
 
     fn housekeeping(&mut self) {

@@ -87,6 +87,10 @@ pub(crate) struct Session {
     queued: VecDeque<Outgoing>,
     queued_bytes: usize,
     queued_fds: usize,
+    /// Descriptors sent and not read.
+    unread_fds: usize,
+    /// The next descriptors are not sent before others are read.
+    pub(crate) awaits_readers: bool,
     /// Bytes sent and not acknowledged, where the peer acknowledges.
     unacknowledged: Option<usize>,
     /// Requests of such a peer that came while too much waited for it.
@@ -146,6 +150,8 @@ impl Session {
             queued: VecDeque::new(),
             queued_bytes: 0,
             queued_fds: 0,
+            unread_fds: 0,
+            awaits_readers: false,
             unacknowledged: None,
             held: VecDeque::new(),
             held_bytes: 0,
@@ -275,12 +281,21 @@ impl Session {
 
     /// Sends what the peer takes now.
     pub(crate) fn flush(&mut self) -> Result<(), Over> {
+        self.awaits_readers = false;
         while let Some(next) = self.queued.front_mut() {
             let room = self
                 .unacknowledged
                 .map_or(usize::MAX, |pending| TTY_WINDOW.saturating_sub(pending));
             if room == 0 {
                 return Ok(());
+            }
+            let fds = next.fds.len();
+            if fds > 0 {
+                settle(&self.fd, &mut self.unread_fds, &self.bucket);
+                if !self.bucket.borrow().may_send(fds) {
+                    self.awaits_readers = true;
+                    return Ok(());
+                }
             }
             let end = next.bytes.len().min(next.sent.saturating_add(room));
             let slice = [IoSlice::new(&next.bytes[next.sent..end])];
@@ -294,7 +309,9 @@ impl Session {
             match sendmsg(&self.fd, &slice, &mut ancillary, flags) {
                 Ok(sent) => {
                     // Descriptors travel with the first byte. The peer has them now.
-                    self.queued_fds -= next.fds.len();
+                    self.queued_fds -= fds;
+                    self.unread_fds += fds;
+                    self.bucket.borrow_mut().sent(fds);
                     for fd in next.fds.drain(..) {
                         self.fd.closer().let_go(fd);
                     }
@@ -308,6 +325,11 @@ impl Session {
                     }
                 }
                 Err(rustix::io::Errno::AGAIN) => return Ok(()),
+                // More are unread, of all that the daemon's user sent to anybody, than the kernel lets it have.
+                Err(rustix::io::Errno::TOOMANYREFS) => {
+                    self.awaits_readers = true;
+                    return Ok(());
+                }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {
                     return Err(Over::Closed);
@@ -323,9 +345,25 @@ impl Session {
         !self.queued.is_empty()
     }
 
+    /// Whether descriptors that were sent are not read yet, as far as the system says.
+    pub(crate) fn has_unread_fds(&mut self) -> bool {
+        settle(&self.fd, &mut self.unread_fds, &self.bucket);
+        self.unread_fds > 0
+    }
+
+    /// It is over. What it still holds is what its peer has not read.
+    pub(crate) fn end(&mut self) {
+        self.queued.clear();
+        let both = rustix::net::Shutdown::Both;
+        if let Err(error) = rustix::net::shutdown(&self.fd, both) {
+            log::debug!(target: "control", "a connection that is over: {error}");
+        }
+    }
+
     /// Bytes wait for the socket, and not for an acknowledgement.
     pub(crate) fn wants_to_send(&self) -> bool {
         self.has_queued()
+            && !self.awaits_readers
             && self
                 .unacknowledged
                 .is_none_or(|pending| pending < TTY_WINDOW)
@@ -399,6 +437,13 @@ pub(crate) enum Unserved {
     Malformed(Malformed),
     /// The connection is to end.
     Over(Over),
+}
+
+/// Counts what was sent as read, if all of it is.
+fn settle(fd: &PeerFd, unread: &mut usize, bucket: &limit::SharedBucket) {
+    if *unread > 0 && socket::is_read(fd) {
+        bucket.borrow_mut().were_read(std::mem::take(unread));
+    }
 }
 
 /// What one held message counts: with what keeping it costs.

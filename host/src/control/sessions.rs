@@ -20,6 +20,8 @@ use crate::hub::{Peer, Refusal};
 const MAX_SESSIONS: usize = 32_768;
 /// A connection that has not said Hello after this long is closed.
 const GREETING: Duration = Duration::from_secs(10);
+/// How often it is looked whether descriptors were read that others wait for.
+const UNREAD: Duration = Duration::from_millis(20);
 /// Messages of one connection per turn, and for how long: another one waits for all who ask.
 const BUDGET: usize = 16;
 const SLICE: Duration = Duration::from_micros(100);
@@ -45,6 +47,12 @@ pub(super) struct Sessions {
     paused: HashMap<u64, Instant>,
     /// Connections with a turn's work left over.
     unfinished: Vec<u64>,
+    /// Connections whose next descriptors wait until others are read.
+    awaiting: HashSet<u64>,
+    /// Connections that are over, and whose peers have not read all descriptors.
+    unread: Vec<Session>,
+    /// When both are looked at again.
+    look_at_unread: Instant,
     last_token: u64,
 }
 
@@ -77,6 +85,9 @@ impl Sessions {
             silent: HashSet::new(),
             paused: HashMap::new(),
             unfinished: Vec::new(),
+            awaiting: HashSet::new(),
+            unread: Vec::new(),
+            look_at_unread: Instant::now(),
             last_token: OWN_TOKENS,
         })
     }
@@ -162,10 +173,20 @@ impl Sessions {
         let session = self.all.remove(&token)?;
         self.unwatch(session.fd());
         self.silent.remove(&token);
+        self.awaiting.remove(&token);
         if self.paused.remove(&token).is_some() {
             session.bucket.borrow_mut().line_up(false);
         }
         Some(session)
+    }
+
+    /// Keeps a connection that is over while descriptors are on their way in it: they count as its owner's until
+    /// they are read, or its peer is gone, too.
+    pub(super) fn see_off(&mut self, mut session: Session) {
+        if session.has_unread_fds() {
+            session.end();
+            self.unread.push(session);
+        }
     }
 
     /// It said Hello.
@@ -262,7 +283,31 @@ impl Sessions {
             }
         }
         next.extend(over);
+        next.extend(self.look_at_unread(now));
         next
+    }
+
+    /// Looks which descriptors were read: the connections that waited for that go on.
+    fn look_at_unread(&mut self, now: Instant) -> HashSet<u64> {
+        let waits = !self.awaiting.is_empty() || !self.unread.is_empty();
+        if !waits || now < self.look_at_unread {
+            return HashSet::new();
+        }
+        self.look_at_unread = now + UNREAD;
+        self.unread.retain_mut(Session::has_unread_fds);
+        if self.awaiting.is_empty() {
+            return HashSet::new();
+        }
+        for session in self.all.values_mut() {
+            session.has_unread_fds();
+        }
+        let go_on = std::mem::take(&mut self.awaiting);
+        for token in &go_on {
+            if let Some(session) = self.all.get_mut(token) {
+                session.awaits_readers = false;
+            }
+        }
+        go_on
     }
 
     /// How soon one of them has to be looked at, if any.
@@ -270,17 +315,22 @@ impl Sessions {
         if !self.unfinished.is_empty() {
             return Some(Duration::ZERO);
         }
+        let waits = !self.awaiting.is_empty() || !self.unread.is_empty();
+        let unread = waits.then(|| self.look_at_unread.saturating_duration_since(now));
         let silent = (!self.silent.is_empty()).then_some(Duration::from_secs(1));
         let paused = self.paused.values();
         let paused = paused.map(|until| until.saturating_duration_since(now));
-        silent.into_iter().chain(paused).min()
+        silent.into_iter().chain(unread).chain(paused).min()
     }
 
     /// Watches for what a connection can do now: nothing is read while it is busy or paused.
-    pub(super) fn rearm(&self, token: u64) {
+    pub(super) fn rearm(&mut self, token: u64) {
         let Some(session) = self.all.get(&token) else {
             return;
         };
+        if session.awaits_readers {
+            self.awaiting.insert(token);
+        }
         let waits = session.busy || session.unfinished || session.is_clogged();
         let mut flags = epoll::EventFlags::empty();
         if !waits && !self.paused.contains_key(&token) {
