@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use vnplug_ring::Region;
-use vnplug_ring::control::code;
+use vnplug_ring::control::{RingPlace, code};
 
 use super::compile::{Ticket, Waits};
 use crate::hub::{Need, OwnMemory, Refusal};
@@ -57,6 +57,26 @@ pub(crate) enum Made {
     Rings(Need, io::Result<OwnMemory>),
     Shared(u64, io::Result<Exported>),
     Device(u64, io::Result<(Exported, Region)>),
+    /// What a back-end shares, by its number: it holds zeros.
+    Emptied(u32),
+}
+
+/// What is emptied.
+#[derive(Clone)]
+pub(crate) enum Contents {
+    Own(Arc<Exported>),
+    /// A place in a VM's pool.
+    Pool(Region, RingPlace),
+}
+
+impl Contents {
+    /// All of it reads as zeros then.
+    pub(crate) fn empty(&self) {
+        match self {
+            Self::Own(made) => made.empty(),
+            Self::Pool(region, place) => region.clear(place.offset, place.len),
+        }
+    }
 }
 
 /// The end of a task.
@@ -69,6 +89,7 @@ pub(crate) struct Completed {
 enum Task {
     Make(u64, Box<Want>, Waits),
     Discard(Box<dyn Send>),
+    Empty(u32, Contents),
 }
 
 /// The threads, as the control thread sees them.
@@ -128,6 +149,12 @@ impl MemoryThread {
         self.send(bytes, Task::Discard(Box::new(what)));
     }
 
+    /// Has what a back-end shares, of this number and so many bytes, emptied; that comes back, too. False: the
+    /// thread is gone.
+    pub(crate) fn empty(&self, number: u32, contents: Contents, bytes: u64) -> bool {
+        self.send(bytes, Task::Empty(number, contents))
+    }
+
     /// What was made next.
     pub(crate) fn next_done(&self) -> Option<Completed> {
         self.done.try_recv().ok()
@@ -173,6 +200,7 @@ impl Completed {
             Made::Pool(..) => u64::MAX,
             Made::Rings(need, _) => need.total(),
             Made::Shared(len, _) | Made::Device(len, _) => *len,
+            Made::Emptied(_) => 0,
         };
         thread.discard(self.made, bytes);
     }
@@ -184,6 +212,20 @@ fn work(inbox: &Receiver<Task>, outbox: &Sender<Completed>, closing: &AtomicBool
             Task::Make(session, want, waits) => (session, *want, waits),
             Task::Discard(what) => {
                 drop(what);
+                continue;
+            }
+            Task::Empty(number, contents) => {
+                // Nobody learns more of a panic than the log: it is as empty as it can be.
+                let _ = guarded(|| {
+                    contents.empty();
+                    Ok(())
+                });
+                drop(contents);
+                let made = Made::Emptied(number);
+                if outbox.send(Completed { session: 0, made }).is_err() {
+                    return;
+                }
+                event::ring(bell);
                 continue;
             }
         };

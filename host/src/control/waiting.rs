@@ -12,7 +12,7 @@ use vnplug_ring::layout::MAX_SNAPLEN;
 use super::backends::{Growing, RegionWish};
 use super::compile::{CHEAP, CompileThread, Compiled, Job, Ticket};
 use super::grants::Regrant;
-use super::memory::{Completed, Made, MemoryThread, Want};
+use super::memory::{Completed, Contents, Made, MemoryThread, Want};
 use super::request::cut;
 use super::session::Over;
 use super::{ANSWERED, Control};
@@ -93,6 +93,11 @@ impl Jobs {
     /// The connection is over: nobody waits for what it asked.
     pub(super) fn forget(&mut self, token: u64) {
         self.pending.remove(&token);
+    }
+
+    /// Empties what a back-end shares, elsewhere. False: nobody does.
+    pub(super) fn empty(&self, number: u32, contents: Contents, bytes: u64) -> bool {
+        self.memory.empty(number, contents, bytes)
     }
 
     /// Drops something that holds so much memory, elsewhere.
@@ -267,6 +272,9 @@ impl Control {
     /// Goes on with a request whose memory is made.
     fn made(&mut self, completed: Completed) {
         let token = completed.session;
+        if let Made::Emptied(region) = completed.made {
+            return self.emptied(region);
+        }
         if let Made::Pool(plan, _) = &completed.made {
             self.vms.made(plan);
         }

@@ -1,6 +1,7 @@
 //! Devices with shared memory: plugged into VMs that run, and taken out again.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use vnplug_os::event;
@@ -184,6 +185,7 @@ impl Control {
             .may_share(end, wish)
             .map_err(|_| no_channel(wish.channel))?;
         let made = plugging.made.ok_or_else(|| no_channel(wish.channel))?;
+        let made = Arc::new(made);
         let copy = || {
             let copied = made.whole.as_fd().try_clone_to_owned();
             copied.map_err(|_| Refusal::new(code::NO_MEMORY, NO_DESCRIPTORS))
@@ -283,7 +285,8 @@ impl Control {
                 log::warn!(target: "backend", "region {region} is lost: {}", refusal.text);
                 self.lose_region(mapped);
             }
-            Wanted::Region(Plugging { whom, .. }) => {
+            Wanted::Region(Plugging { whom, made, .. }) => {
+                made.into_iter().for_each(|made| self.give_memory(made));
                 self.sessions.set_busy(whom.token, false);
                 let went = self.sessions.answer(whom, Err(refusal));
                 self.went_on(whom.token, went);

@@ -37,6 +37,8 @@ const MAX_DEVICES: usize = 64;
 pub(super) struct Growth {
     pluggers: HashMap<String, Plugger>,
     devices: BTreeMap<u32, Device>,
+    /// Memory of devices that nobody uses any more: it is given back elsewhere.
+    unused: Vec<Exported>,
     last: u32,
 }
 
@@ -110,6 +112,7 @@ impl Growth {
         Self {
             pluggers: HashMap::new(),
             devices: BTreeMap::new(),
+            unused: Vec::new(),
             last: event::random() as u32,
         }
     }
@@ -206,7 +209,7 @@ impl Growth {
         let (wanted, _) = device.wanted.take()?;
         let vm = device.vm.clone();
         if !there {
-            self.devices.remove(&number);
+            self.remove(number);
         }
         Some((vm, wanted))
     }
@@ -321,7 +324,7 @@ impl Growth {
         }
     }
 
-    /// Whom to tell that nobody uses a device any more. It is emptied.
+    /// Whom to tell that nobody uses a device any more. Its memory is [unused](Self::take_unused).
     pub(super) fn end(&mut self, number: u32) -> Option<u64> {
         let device = self.devices.get_mut(&number)?;
         if device.wanted.take().is_some() {
@@ -331,17 +334,27 @@ impl Growth {
         }
         if let Some(port) = &mut device.port {
             port.until = None;
-            if let Some(made) = &port.made {
-                made.empty();
-            }
+            self.unused.extend(port.made.take());
         }
         match device.token {
             Some(token) => Some(token),
             None => {
-                self.devices.remove(&number);
+                self.remove(number);
                 None
             }
         }
+    }
+
+    /// Memory that is to be given back. It is emptied by that, and may be much.
+    pub(super) fn take_unused(&mut self) -> Vec<Exported> {
+        std::mem::take(&mut self.unused)
+    }
+
+    fn remove(&mut self, number: u32) -> Option<Device> {
+        let mut device = self.devices.remove(&number)?;
+        let made = device.port.as_mut().and_then(|port| port.made.take());
+        self.unused.extend(made);
+        Some(device)
     }
 
     /// A device is gone, says who plugged it. Who still waited for it.
@@ -358,7 +371,7 @@ impl Growth {
             port.gone = true;
             return None;
         }
-        let device = self.devices.remove(&number)?;
+        let device = self.remove(number)?;
         device.wanted.map(|(wanted, _)| wanted)
     }
 
@@ -374,8 +387,13 @@ impl Growth {
             let is_awaited = device.wanted.is_some();
             waited.extend(device.wanted.take().map(|(wanted, _)| wanted));
             // What is used goes on: QEMU has the memory, and the next process takes it out.
-            let port = device.port.as_ref();
-            port.is_none_or(|it| it.stage != Stage::Closed) && !is_awaited && !device.late
+            let port = device.port.as_mut();
+            let is_used = port.as_ref().is_none_or(|it| it.stage != Stage::Closed);
+            let stays = is_used && !is_awaited && !device.late;
+            if !stays {
+                self.unused.extend(port.and_then(|port| port.made.take()));
+            }
+            stays
         });
         waited
     }
@@ -419,6 +437,9 @@ impl Growth {
 
     /// How soon one has waited too long, or stayed long enough.
     pub(super) fn look_again(&self, now: Instant) -> Option<Duration> {
+        if !self.unused.is_empty() {
+            return Some(Duration::ZERO);
+        }
         let until = self.devices.values().flat_map(|it| {
             let wanted = it.wanted.as_ref().map(|(_, until)| *until);
             [wanted, it.port.as_ref().and_then(|port| port.until)]
@@ -469,7 +490,7 @@ impl Growth {
         let device = self.devices.get(&number)?;
         let port = device.port.as_ref()?;
         if port.stage == Stage::Closed && port.gone {
-            self.devices.remove(&number);
+            self.remove(number);
             return None;
         }
         port.is_over().then_some(number)

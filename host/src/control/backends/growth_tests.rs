@@ -80,6 +80,23 @@ fn what_a_new_agent_does_not_know_goes_later() {
     assert_eq!(growth.released("vm", 11), Some(known));
 }
 
+/// To empty it may take long: the control thread has others to serve.
+#[test]
+fn memory_that_nobody_uses_is_for_others_to_empty() {
+    let mut growth = growth();
+    let (ended, lost) = (device(&mut growth, 11), device(&mut growth, 12));
+    growth.opened(WHOM, 11, None);
+    growth.opened(WHOM, 12, None);
+    growth.closed(11);
+    assert_eq!(growth.end(ended), Some(PLUGGER));
+    assert_eq!(growth.take_unused().len(), 1);
+    growth.unplugged(PLUGGER, lost);
+    assert!(growth.take_unused().is_empty());
+    growth.closed(12);
+    assert_eq!(growth.take_unused().len(), 1);
+    assert_eq!(growth.used("vm").0, 1);
+}
+
 #[test]
 fn a_port_keeps_its_device_when_who_plugged_it_goes_and_the_next_takes_it_out() {
     let mut growth = growth();

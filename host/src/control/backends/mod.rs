@@ -226,7 +226,7 @@ impl Control {
     pub(super) fn pool_gone(&mut self, vm: &str) {
         self.unplug_all(vm);
         for region in self.backends.regions.in_pool_of(vm) {
-            self.free_region(region, true);
+            self.remove_region(region, true);
         }
     }
 

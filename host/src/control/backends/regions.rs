@@ -5,6 +5,7 @@
 //! says when it has let go. If it does not in time, the memory is emptied under it: what it maps are zeros.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vnplug_os::event;
@@ -50,12 +51,16 @@ pub(super) struct Shared {
     pub(super) len: u64,
     pub(super) home: Home,
     pub(super) state: State,
+    /// A thread empties it.
+    pub(super) is_busy: bool,
+    /// It is to be forgotten when that thread is done; whether its program let it go.
+    pub(super) gone: Option<bool>,
 }
 
 /// Where it lies.
 pub(super) enum Home {
     /// In memory of its own, which a process maps.
-    Own(Exported),
+    Own(Arc<Exported>),
     /// In a VM's pool.
     Pool(String, RingPlace),
     /// In a device that was plugged into a VM for it.
@@ -63,12 +68,14 @@ pub(super) enum Home {
         number: u32,
         /// The number in its first page.
         memory: u64,
-        made: Exported,
+        made: Arc<Exported>,
     },
 }
 
 /// Whose it is.
 pub(super) enum State {
+    /// Nobody's yet: it is emptied first, of a pool. Who waits for that.
+    Coming(Whom, RegionWish),
     /// The back-end's and the program's.
     Used,
     /// The program is to let go until then; who waits for that.
@@ -152,7 +159,7 @@ impl Regions {
     /// Pieces whose programs have not let go in time.
     pub(super) fn overdue(&self, now: Instant) -> Vec<u32> {
         let late = self.all.iter().filter(|(_, it)| match it.state {
-            State::Asked(until, _) => until <= now,
+            State::Asked(until, _) => !it.is_busy && until <= now,
             _ => false,
         });
         late.map(|(number, _)| *number).collect()
@@ -161,7 +168,7 @@ impl Regions {
     /// How soon one is late.
     pub(super) fn look_again(&self, now: Instant) -> Option<Duration> {
         let until = self.all.values().filter_map(|it| match it.state {
-            State::Asked(until, _) => Some(until.saturating_duration_since(now)),
+            State::Asked(until, _) if !it.is_busy => Some(until.saturating_duration_since(now)),
             _ => None,
         });
         until.min()

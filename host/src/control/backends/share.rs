@@ -1,19 +1,20 @@
 //! Memory that back-ends ask for: made, told to both sides, and taken back.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vnplug_os::memory::Exported;
 use vnplug_ring::control::backend::Mapped;
 use vnplug_ring::control::grow::PLUGGED_OFFSET;
-use vnplug_ring::control::{Backend, Message, RingPlace, code};
+use vnplug_ring::control::{Backend, Message, code};
 
 use super::channel::{self, End, Side};
 use super::growth::device_len;
 use super::regions::{Home, Shared, State};
 use super::{RegionWish, no_channel};
 use crate::control::Control;
-use crate::control::memory::{LARGE, Want};
+use crate::control::memory::{Contents, LARGE, Want};
 use crate::control::session::Over;
 use crate::control::waiting::{Then, Whom};
 use crate::hub::{NO_DESCRIPTORS, Peer, Refusal, no_memory};
@@ -57,8 +58,15 @@ impl Control {
                 self.make(whom, want, Then::Region(wish))
             }
             Ok((len, Peer::Vm(name))) => {
-                let shared = self.share_in_pool(end, wish, &name, len);
-                self.tell_shared(whom, end, wish, shared)
+                let region = match self.place_in_pool(whom, end, wish, &name, len) {
+                    Ok(region) => region,
+                    Err(refusal) => return self.sessions.answer(whom, Err(refusal)),
+                };
+                self.sessions.set_busy(whom.token, true);
+                match self.empty_elsewhere(region) {
+                    true => Ok(()),
+                    false => self.came(whom, region, wish),
+                }
             }
         }
     }
@@ -141,7 +149,15 @@ impl Control {
             (Ok(made), Some((_, Peer::Vm(name)))) => {
                 return self.plug(whom, end, wish, &name, made);
             }
-            (made, _) => made.and_then(|made| self.share_own(end, wish, made)),
+            (made, _) => made.and_then(|made| {
+                let made = Arc::new(made);
+                let shared = self.share_own(end, wish, Arc::clone(&made));
+                if shared.is_err() {
+                    let len = made.len();
+                    self.jobs.discard(made, len);
+                }
+                shared
+            }),
         };
         let told = self.tell_shared(whom, end, wish, shared);
         self.deliver();
@@ -152,7 +168,7 @@ impl Control {
         &mut self,
         end: End,
         wish: RegionWish,
-        made: Exported,
+        made: Arc<Exported>,
     ) -> Result<(Mapped, [OwnedFd; 2]), Refusal> {
         let (len, _) = self.may_share(end, wish)?;
         let copy = |fd: &OwnedFd| {
@@ -164,14 +180,16 @@ impl Control {
         Ok((mapped, fds))
     }
 
-    /// In the pool of a VM: whoever maps it maps all of it.
-    fn share_in_pool(
+    /// Takes a place in the pool of a VM, which is to be emptied first: the region's number. Whoever maps
+    /// it maps all of the pool.
+    fn place_in_pool(
         &mut self,
+        whom: Whom,
         end: End,
         wish: RegionWish,
         name: &str,
         len: u64,
-    ) -> Result<(Mapped, [OwnedFd; 2]), Refusal> {
+    ) -> Result<u32, Refusal> {
         let (channel, _) = self.own_channel(end, wish.channel)?;
         let backend = channel.backend;
         if !self
@@ -196,17 +214,65 @@ impl Control {
             );
             return Err(Refusal::new(code::UNAVAILABLE, what));
         }
-        let opened = || vm.pool_file().map_err(|error| no_memory(len, &error));
-        let fds = [opened()?, opened()?];
         let place = vm.places.take(len).ok_or_else(|| {
             let what = format!(
                 "no {len} bytes are free in the pool of VM {name:?}: attach it with a larger --pool"
             );
             Refusal::new(code::NO_MEMORY, what)
         })?;
-        vm.region.clear(place.offset, place.len);
         let home = Home::Pool(name.to_owned(), place);
         let mapped = self.add_region(end, wish, len, home)?;
+        if let Some(shared) = self.backends.regions.get_mut(mapped.region) {
+            shared.state = State::Coming(whom, wish);
+        }
+        Ok(mapped.region)
+    }
+
+    /// A place in a pool is empty: it is the back-end's and the program's, if they are still there.
+    fn came(&mut self, whom: Whom, region: u32, wish: RegionWish) -> Result<(), Over> {
+        self.sessions.set_busy(whom.token, false);
+        let end = End {
+            token: whom.token,
+            app: whom.app,
+        };
+        let shared = self.share_in_pool(end, region, wish);
+        if shared.is_err()
+            && let Some(shared) = self.backends.regions.remove(region)
+        {
+            self.give_back(shared.home, shared.len);
+        }
+        let told = self.tell_shared(whom, end, wish, shared);
+        self.deliver();
+        told
+    }
+
+    fn share_in_pool(
+        &mut self,
+        end: End,
+        region: u32,
+        wish: RegionWish,
+    ) -> Result<(Mapped, [OwnedFd; 2]), Refusal> {
+        self.own_channel(end, wish.channel)?;
+        let none = || no_channel(wish.channel);
+        let shared = self.backends.regions.get_mut(region).ok_or_else(none)?;
+        let Home::Pool(name, place) = &shared.home else {
+            return Err(none());
+        };
+        let vm = self.vms.get_mut(name).ok_or_else(none)?;
+        let opened = || {
+            let file = vm.pool_file();
+            file.map_err(|error| no_memory(shared.len, &error))
+        };
+        let fds = [opened()?, opened()?];
+        shared.state = State::Used;
+        let mapped = Mapped {
+            channel: wish.channel,
+            region,
+            memory: 0,
+            offset: place.offset,
+            len: shared.len,
+            writable: wish.writable,
+        };
         Ok((mapped, fds))
     }
 
@@ -231,6 +297,8 @@ impl Control {
             len,
             home,
             state: State::Used,
+            is_busy: false,
+            gone: None,
         };
         Ok(Mapped {
             channel: wish.channel,
@@ -306,7 +374,7 @@ impl Control {
         }
         match shared.state {
             State::Used => {}
-            State::Asked(_, None) | State::Emptied => return Err(no_region()),
+            State::Coming(..) | State::Asked(_, None) | State::Emptied => return Err(no_region()),
             State::Asked(_, Some(_)) => {
                 let what = format!("region {region} is being withdrawn");
                 return Err(Refusal::new(code::EXISTS, what));
@@ -345,8 +413,19 @@ impl Control {
         self.free_region(region, true);
     }
 
-    /// Forgets a piece that no program maps, and answers who waits for that.
+    /// Forgets a piece that no program maps, and answers who waits for that. A place in a pool is given to
+    /// nobody else while a thread empties it.
     pub(super) fn free_region(&mut self, region: u32, released: bool) {
+        match self.backends.regions.get_mut(region) {
+            Some(shared) if shared.is_busy && matches!(shared.home, Home::Pool(..)) => {
+                shared.gone = Some(released);
+            }
+            _ => self.remove_region(region, released),
+        }
+    }
+
+    /// As [`free_region`](Self::free_region), at once: the pool is no more.
+    pub(super) fn remove_region(&mut self, region: u32, released: bool) {
         let Some(shared) = self.backends.regions.remove(region) else {
             return;
         };
@@ -363,9 +442,9 @@ impl Control {
                 true => self.jobs.discard(made, len),
                 false => drop(made),
             },
+            // It is emptied for who has it next.
             Home::Pool(name, place) => {
                 if let Some(vm) = self.vms.get_mut(&name) {
-                    empty(vm, place);
                     vm.places.give(place);
                 }
             }
@@ -380,7 +459,22 @@ impl Control {
         }
     }
 
+    /// Gives memory back that nobody has; much of it elsewhere.
+    pub(super) fn give_memory(&mut self, made: Exported) {
+        let bytes = made.len();
+        match bytes >= LARGE {
+            true => self.jobs.discard(made, bytes),
+            false => drop(made),
+        }
+    }
+
     fn withdrawn(&mut self, state: &State, released: bool) {
+        if let State::Coming(whom, wish) = state {
+            self.sessions.set_busy(whom.token, false);
+            let refusal = no_channel(wish.channel);
+            let went = self.sessions.answer(*whom, Err(refusal));
+            self.went_on(whom.token, went);
+        }
         if let State::Asked(_, Some(whom)) = state {
             let answer = Backend::Withdrawn { released };
             if let Err(over) = self.answer_backend(*whom, Ok(answer)) {
@@ -394,24 +488,51 @@ impl Control {
     /// Empties what programs have not let go in time.
     pub(in crate::control) fn empty_overdue(&mut self) {
         self.give_up_plugging();
+        for made in self.backends.growth.take_unused() {
+            self.give_memory(made);
+        }
         for region in self.backends.regions.overdue(Instant::now()) {
-            let Some(shared) = self.backends.regions.get_mut(region) else {
-                continue;
-            };
-            let state = std::mem::replace(&mut shared.state, State::Emptied);
-            match &shared.home {
-                Home::Own(made) | Home::Device { made, .. } => made.empty(),
-                Home::Pool(name, place) => {
-                    if let Some(vm) = self.vms.get_mut(name) {
-                        empty(vm, *place);
-                    }
-                }
+            if !self.empty_elsewhere(region) {
+                self.emptied(region);
             }
-            self.withdrawn(&state, false);
         }
     }
-}
 
-fn empty(vm: &crate::vm::Vm, place: RingPlace) {
-    vm.region.clear(place.offset, place.len);
+    /// Has a thread empty much, and is told when it has; little is empty at once: false.
+    fn empty_elsewhere(&mut self, region: u32) -> bool {
+        let Some(shared) = self.backends.regions.get_mut(region) else {
+            return false;
+        };
+        let contents = match &shared.home {
+            Home::Own(made) | Home::Device { made, .. } => Contents::Own(Arc::clone(made)),
+            Home::Pool(name, place) => match self.vms.get_mut(name) {
+                Some(vm) => Contents::Pool(vm.region.clone(), *place),
+                None => return false,
+            },
+        };
+        let len = shared.len;
+        shared.is_busy = len >= LARGE && self.jobs.empty(region, contents.clone(), len);
+        if !shared.is_busy {
+            contents.empty();
+        }
+        shared.is_busy
+    }
+
+    /// A piece is empty: it is shared now, or was not let go in time.
+    pub(in crate::control) fn emptied(&mut self, region: u32) {
+        // Its pool may be gone, and it with that.
+        let Some(shared) = self.backends.regions.get_mut(region) else {
+            return;
+        };
+        shared.is_busy = false;
+        if let Some(released) = shared.gone {
+            return self.remove_region(region, released);
+        }
+        if let State::Coming(whom, wish) = shared.state {
+            let went = self.came(whom, region, wish);
+            return self.went_on(whom.token, went);
+        }
+        let state = std::mem::replace(&mut shared.state, State::Emptied);
+        self.withdrawn(&state, false);
+    }
 }
