@@ -1,3 +1,7 @@
+use vnplug_frame::{offload, witness::seed};
+use vnplug_ring::offload::gso;
+use vnplug_testing::Dice;
+
 use super::super::ring::Agreed;
 use super::super::ring::tests::Driver;
 use super::*;
@@ -283,6 +287,110 @@ fn buffers_that_are_too_few_are_walked_through_once_until_there_are_more() {
     driver.desc(40, (0x4000, 500, 2, 0));
     driver.offer(40);
     assert_eq!(walk(&mut ring, 1000), (Put::Done, 39));
+}
+
+#[test]
+fn whatever_descriptors_and_headers_say_each_chain_is_a_frame_that_is_right_or_counted_v9_v13() {
+    let mut rolls = Dice(seed("descriptors and headers that lie"));
+    let mut dice = |sides: u64| rolls.below(sides);
+    let frame = tcp(false, 1000, 1400);
+    let agreed = Agreed {
+        indirect: true,
+        ..Agreed::default()
+    };
+    let (mut batch, mut parts) = (Batch::new(16, 1514), Vec::new());
+    let (mut right, mut counted, mut broken) = (0, 0, 0);
+    let mut there = None;
+    for _ in 0..30_000 {
+        let (driver, ring) = there.get_or_insert_with(|| {
+            let driver = Driver::new(8);
+            let ring = driver.ring(agreed);
+            (driver, ring)
+        });
+        let mut says = Offload {
+            flags: flags::NEEDS_CSUM,
+            gso_type: gso::TCPV4,
+            gso_size: 200,
+            csum_start: 34,
+            csum_offset: 16,
+        };
+        match dice(6) {
+            0 => says.gso_size = dice(1 << 16) as u16,
+            1 => says.gso_type = dice(256) as u8,
+            2 => says.flags = dice(256) as u8,
+            3 => says.csum_start = dice(1 << 16) as u16,
+            4 => says = Offload::default(),
+            _ => {}
+        }
+        driver.region.write(0x8000, &says.to_header(&frame));
+        driver.region.write(0x800c, &frame);
+        let need = 12 + frame.len() as u32;
+        for at in 0..8 {
+            let mut it = (0x8000, need, 0, dice(8) as u16);
+            match dice(8) {
+                0 => it.0 = [0x10_0000 - dice(2000), dice(u64::MAX)][dice(2) as usize],
+                1 => it.1 = [dice(2000), dice(1 << 32)][dice(2) as usize] as u32,
+                2 => it.2 = dice(1 << 16) as u16,
+                3 => it.2 = dice(8) as u16,
+                4 => (it.2, it.3) = (1, dice(1 << 16) as u16),
+                _ => {}
+            }
+            driver.desc(at, it);
+        }
+        let count = dice(8) as u16;
+        let first = driver.used();
+        for _ in 0..count {
+            let head = if dice(2000) == 0 { 8 } else { 0 };
+            driver.offer(head + dice(8) as u16);
+        }
+        batch.clear();
+        batch.leaves = dice(2) == 0;
+        let taken = take(ring, &mut parts, 12, &mut batch, 16, &mut 4096, None);
+        ring.publish();
+        if taken.is_err() {
+            (broken, there) = (broken + 1, None);
+            continue;
+        }
+        // Each chain is given back, and is one frame.
+        assert_eq!(driver.used().wrapping_sub(first), count);
+        assert_eq!(batch.len(), usize::from(count));
+        for at in 0..batch.len() {
+            batch.fetch(at);
+            let it = batch.get(at);
+            let work = it
+                .offload
+                .map(|left| offload::work(it.bytes, it.len() as u32, left));
+            let longest = match work {
+                Some(Ok(Some(work))) if work.longest() > 0 => work.longest(),
+                Some(Err(_)) => usize::MAX,
+                _ => it.len(),
+            };
+            match it.fault {
+                None => assert!(longest <= 1514, "{it:?}"),
+                Some(_) => counted += 1,
+            }
+            right += usize::from(it.fault.is_none());
+        }
+        // Who says the truth afterwards is heard.
+        driver
+            .region
+            .write(0x8000, &Offload::default().to_header(&frame));
+        driver.desc(0, (0x8000, need, 0, 0));
+        driver.offer(0);
+        batch.clear();
+        assert_eq!(
+            take(ring, &mut parts, 12, &mut batch, 16, &mut 4096, None),
+            Ok(false)
+        );
+        ring.publish();
+        batch.fetch(0);
+        assert_eq!((batch.len(), batch.get(0).fault), (1, None));
+        assert!(batch.get(0).bytes == frame);
+    }
+    assert!(
+        right > 10_000 && counted > 10_000 && broken > 20,
+        "{right} {counted} {broken}"
+    );
 }
 
 /// A segment of a flow, or the ACK for it, of IPv4 without options or a right checksum of TCP.
