@@ -12,7 +12,7 @@ use vnplug::{BackEnd, BackEndOptions, ChannelOptions, Client, Error, Heard};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::raw::{Holdings, Raw, open};
-use vnplug_e2e::user::{USER, as_user, open_to_all};
+use vnplug_e2e::user::{USER, as_uid, as_user, open_to_all};
 use vnplug_ring::control::backend::{Register, cost};
 use vnplug_ring::control::{Backend, Message, Role, VmKind, VmSpec, code};
 use vnplug_testing::until;
@@ -79,7 +79,8 @@ fn share_and_let_go(back: &mut Raw, program: &mut Raw, channel: u32, bytes: u64)
     });
     program.send(&lets_go.encode(0, 0)).unwrap();
     loop {
-        if let Some((0, Message::Backend(Backend::Withdraw { region, .. }))) = back.next()
+        let told = back.next().expect("the back-end is connected");
+        if let (0, Message::Backend(Backend::Withdraw { region, .. })) = told
             && region == mapped.region
         {
             return;
@@ -164,7 +165,7 @@ fn memory_that_comes_and_goes_costs_its_back_end_what_rings_cost() {
 #[test]
 fn no_owner_of_programs_takes_all_of_a_back_ends_memory() {
     let lab = Lab::new().unwrap();
-    let kv = format!("kv,id=85,uid=0,open=uid:{USER},memory=1M");
+    let kv = format!("kv,id=85,uid=0,open=uid:{USER}+uid:{},memory=1M", USER + 1);
     let config = open_to_all(&lab, "");
     let args = ["--config", &config, "--backend", &kv];
     let daemon = Daemon::start(&lab, None, &args).unwrap();
@@ -184,15 +185,22 @@ fn no_owner_of_programs_takes_all_of_a_back_ends_memory() {
     };
     assert_eq!((pieces, refused.0), (8, code::LIMIT), "{}", refused.1);
     assert!(refused.1.contains("half"), "{}", refused.1);
-    // Who comes later has the other half of it.
-    let other = ChannelOptions::new("kv").socket(daemon.socket()).open();
-    let other = other.unwrap();
+    // Who comes later has half of what is left.
+    let socket = daemon.socket();
+    let other = as_uid(USER + 1, move || {
+        ChannelOptions::new("kv").socket(&socket).open().unwrap()
+    });
     let Heard::Joined { channel, .. } = heard(&mut back) else {
         panic!("nobody joined");
     };
-    for _ in 0..8 {
+    for _ in 0..4 {
         back.share(channel, 64 << 10, false).unwrap();
     }
+    let refused = back.share(channel, 64 << 10, false);
+    assert!(
+        matches!(&refused, Err(Error::Refused { text, .. }) if text.contains("half")),
+        "{refused:?}"
+    );
     drop((greedy, other));
 }
 
@@ -252,8 +260,8 @@ fn a_user_that_reads_no_descriptors_has_a_share_of_those_that_may_be_on_their_wa
         Message::Backend(Backend::Mapped(_))
     ));
     while !matches!(
-        another.next(),
-        Some((0, Message::Backend(Backend::Mapped(_))))
+        another.next().expect("it is connected"),
+        (0, Message::Backend(Backend::Mapped(_)))
     ) {}
 }
 
@@ -389,8 +397,8 @@ fn nobody_waits_while_much_of_a_pool_is_emptied_for_a_back_end() {
         });
         agent.send(&lets_go.encode(0, 1)).unwrap();
         while !matches!(
-            back.next(),
-            Some((0, Message::Backend(Backend::Withdraw { .. })))
+            back.next().expect("it is connected"),
+            (0, Message::Backend(Backend::Withdraw { .. }))
         ) {}
     }
 }
@@ -428,7 +436,7 @@ fn a_place_whose_program_goes_while_it_is_emptied_is_free_again() {
         let hangs_up = Message::Backend(Backend::Hangup { channel, reason });
         agent.send(&hangs_up.encode(0, app)).unwrap();
         let answer = loop {
-            if let Some((7, answer)) = back.next() {
+            if let (7, answer) = back.next().expect("it is connected") {
                 break answer;
             }
         };

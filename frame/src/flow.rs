@@ -74,8 +74,16 @@ fn tunnelled(protocol: u8, transport: &[u8], tunnels: usize) -> Option<u64> {
 fn within(protocol: u8, transport: &[u8], tunnels: usize) -> Option<u64> {
     match tunnel::inside(protocol, transport)? {
         Inner::Packet(ethertype, packet) => network(ethertype, packet, tunnels),
-        Inner::Frame(frame) if frame.len() >= ETHERNET_BYTES => Some(ethernet(frame, tunnels)),
-        Inner::Frame(_) => None,
+        Inner::Frame(frame) => inner_frame(frame, tunnels),
+    }
+}
+
+/// Of a frame that is what it looks like: other UDP to the port of a tunnel must not count packet by packet.
+fn inner_frame(frame: &[u8], tunnels: usize) -> Option<u64> {
+    let link = Link::of(frame, 12);
+    match link.ethertype? {
+        ARP => Some(other(frame, ARP)),
+        ethertype => network(ethertype, link.network(frame), tunnels),
     }
 }
 
@@ -173,8 +181,7 @@ fn finish(word: u64) -> u32 {
     (mix(word) >> 32) as u32
 }
 
-/// Addresses and an Ethertype.
-const ETHERNET_BYTES: usize = 14;
+const ARP: u16 = 0x806;
 
 #[cfg(test)]
 mod tests {
@@ -321,6 +328,20 @@ mod tests {
             let last = flow_hash(&outer(protocol, &[7; 30], 0x0100));
             assert_eq!(first, last, "{name}");
             assert_ne!(first, flow_hash(&whole), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_flow_from_the_port_of_a_tunnel_keeps_to_one_hash() {
+        // Answers to a resolver that happened to ask from there, whose numbers are any.
+        let outside = flow_hash(&udp(A, B, (53, 4789), 0));
+        for number in 0..=u16::MAX {
+            let mut answer = udp(A, B, (53, 4789), 0);
+            answer.extend([0; 4]);
+            answer.extend(number.to_be_bytes());
+            answer.extend([0x81, 0x80, 0, 1, 0, 2, 0, 0, 0, 0, 7]);
+            answer.extend(*b"examplehand\x03com\x00\x00\x01\x00\x01");
+            assert_eq!(flow_hash(&answer), outside, "{number:#x}");
         }
     }
 

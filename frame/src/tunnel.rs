@@ -51,7 +51,9 @@ pub fn inside(protocol: u8, rest: &[u8]) -> Option<Inner<'_>> {
 
 fn vxlan(rest: &[u8]) -> Option<Inner<'_>> {
     let (head, frame) = rest.split_first_chunk::<8>()?;
-    (head[0] & VXLAN_HAS_ID != 0).then_some(Inner::Frame(frame))
+    // Reserved bits, but for those of group policies, are 0: other UDP may go to this port, too.
+    let is_vxlan = head[0] & 0x77 == 0 && head[0] & VXLAN_HAS_ID != 0 && head[7] == 0;
+    is_vxlan.then_some(Inner::Frame(frame))
 }
 
 fn geneve(rest: &[u8]) -> Option<Inner<'_>> {
@@ -222,6 +224,11 @@ pub(crate) mod tests {
         let none = |(protocol, bytes): (u8, Vec<u8>)| assert_eq!(inside(protocol, &bytes), None);
         // No number, another version, an odd type, signalling, another port, another protocol.
         none(udp(VXLAN, &[0; 60]));
+        none(udp(VXLAN, &[0x0c; 60]));
+        none(udp(
+            VXLAN,
+            &[&[8, 0, 0, 0, 0, 0, 1, 1], &[0; 60][..]].concat(),
+        ));
         none(udp(GENEVE, &[0x40, 0, 0x65, 0x58, 0, 0, 0, 0, 1]));
         none(udp(GENEVE, &[0, 0, 8, 6, 0, 0, 0, 0, 1]));
         none(udp(GTP, &[0x30, 1, 0, 0, 0, 0, 0, 0, 0x45]));

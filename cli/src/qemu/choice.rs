@@ -119,7 +119,7 @@ impl Attach {
         let buses = self.buses.clone();
         self.attach_pool(monitor.as_mut(), &buses, connect()?)?;
         drop(monitor);
-        if self.hear(&mut connect()?, self.wait)? == Word::Silent {
+        if self.hear(&mut connect()?, self.wait)? == Word::Silent && !self.wait.is_zero() {
             out::note(&format!(
                 "{name}: the guest has not mapped it within {} s: its kernel needs the drivers virtio_pmem, nd_pmem, \
                  dax_pmem and device_dax",
@@ -145,7 +145,7 @@ impl Attach {
         if !pmem::has_room(monitor)? {
             let text = format!(
                 "the guest's kernel is locked down and maps no PCI memory, and the machine has no room for memory of \
-                 another kind: start it with {MORE_MEMORY}; nothing was changed"
+                 another kind: start it with {MORE_MEMORY}"
             );
             return Err(Failure::about(name, text));
         }

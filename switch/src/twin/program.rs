@@ -286,7 +286,7 @@ impl Parts<'_> {
         asm.store(Size::Double, FP, LEN, R1);
         asm.load(Size::Word, R2, R6, GSO_SIZE);
         asm.jump_if(Cond::Eq, R2, Operand::K(0), whole);
-        // Without headers: the daemon knows them, and forwards nothing that is longer with them.
+        // Without headers, which nobody counts here: a packet may be longer by them.
         asm.alu64(Alu::Mov, R1, Operand::X(R2));
         asm.bind(whole);
         asm.load(Size::Double, R2, R9, header::LONGEST as i16);

@@ -385,6 +385,8 @@ impl Ring {
             self.memory.wrote(log.wrapping_add(2), 2);
         }
         self.published = self.next;
+        // The same indices come again, with other buffers.
+        self.walked = None;
         // The guest stores what it wants and then looks at the index; we the other way round.
         fence(Ordering::SeqCst);
         let avail = &self.place.avail;

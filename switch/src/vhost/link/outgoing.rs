@@ -17,6 +17,7 @@ use crate::vhost::acks::Expansion;
 use crate::vhost::frames::{Head, MAX_PARTS, Put, Scratch, put};
 use crate::vhost::ring::Broken;
 use crate::vhost::spec::feature;
+use crate::vhost::tail::BEGIN;
 
 /// The rings in which a guest receives.
 pub(super) struct Outgoing {
@@ -167,6 +168,8 @@ impl Outgoing {
                 } else {
                     out.head
                 };
+                // Of a long frame no more may be here, and a flow has short ones, too.
+                let bytes = &bytes[..bytes.len().min(BEGIN)];
                 all.get(flow_hash(bytes) as usize % all.len()).copied()
             }
         }
