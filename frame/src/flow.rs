@@ -4,7 +4,7 @@
 //! It covers addresses, protocol and (TCP, UDP, SCTP, UDP-Lite) ports of the first IP header after
 //! its VLAN tags ([`headers`](crate::headers)); a fragment counts only by its addresses, so that all
 //! fragments get one hash. Anything else counts by its MAC addresses and Ethertype. Of a
-//! [`tunnel`](crate::tunnel) what is within it counts, and nothing of what is around it, through up to
+//! [`tunnel`] what is within it counts, and nothing of what is around it, through up to
 //! [`MAX_TUNNELS`] of them: so mirrored traffic is shared by its own flows. A tunnel whose inner headers are not there,
 //! and a fragment of one, counts as any other packet. It is not keyed: a sender can make flows collide
 //! and so load one member of a cluster; the others lose nothing.
