@@ -352,11 +352,10 @@ fn nobody_waits_while_much_is_emptied_under_a_program() {
     }
 }
 
-#[test]
-fn nobody_waits_while_much_of_a_pool_is_emptied_for_a_back_end() {
-    let lab = Lab::new().unwrap();
+/// A back-end may share a VM's pool; the VM's agent.
+fn beside_a_vm(lab: &Lab) -> (Daemon, Raw) {
     let kv = "kv,id=85,uid=0,open=*,memory=2G,pool=yes";
-    let daemon = Daemon::start(&lab, None, &["--backend", kv]).unwrap();
+    let daemon = Daemon::start(lab, None, &["--backend", kv]).unwrap();
     let mut operator = Client::connect_to(&daemon.socket()).unwrap();
     let spec = VmSpec {
         name: "probe".into(),
@@ -371,6 +370,13 @@ fn nobody_waits_while_much_of_a_pool_is_emptied_for_a_back_end() {
     let ready = operator.attach_vm(spec).unwrap();
     let mut agent = Raw::connect(ready.control_path.as_ref());
     agent.hello(Role::Agent);
+    (daemon, agent)
+}
+
+#[test]
+fn nobody_waits_while_much_of_a_pool_is_emptied_for_a_back_end() {
+    let lab = Lab::new().unwrap();
+    let (daemon, mut agent) = beside_a_vm(&lab);
     let mut back = raw_back_end(&daemon.socket());
     let channel = agent.connect_to(85, 1);
     let share = Message::Backend(Backend::Region {
@@ -407,22 +413,7 @@ fn nobody_waits_while_much_of_a_pool_is_emptied_for_a_back_end() {
 #[test]
 fn a_place_whose_program_goes_while_it_is_emptied_is_free_again() {
     let lab = Lab::new().unwrap();
-    let kv = "kv,id=85,uid=0,open=*,memory=2G,pool=yes";
-    let daemon = Daemon::start(&lab, None, &["--backend", kv]).unwrap();
-    let mut operator = Client::connect_to(&daemon.socket()).unwrap();
-    let spec = VmSpec {
-        name: "probe".into(),
-        kind: VmKind::Qemu,
-        pool_bytes: POOL,
-        vectors: 0,
-        allow: Vec::new(),
-        owner: 0,
-        groups: Vec::new(),
-        stays_for: None,
-    };
-    let ready = operator.attach_vm(spec).unwrap();
-    let mut agent = Raw::connect(ready.control_path.as_ref());
-    agent.hello(Role::Agent);
+    let (daemon, mut agent) = beside_a_vm(&lab);
     let mut back = raw_back_end(&daemon.socket());
     for app in 1..=3 {
         let channel = agent.connect_to(85, app);
