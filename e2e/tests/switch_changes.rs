@@ -3,8 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,55 +13,9 @@ use vnplug_e2e::Lab;
 use vnplug_e2e::Netns;
 use vnplug_e2e::daemon::{Daemon, counted, label, value};
 use vnplug_e2e::reading::reads_on;
+use vnplug_e2e::streamer::Streamer;
 use vnplug_e2e::traffic::Stream;
 use vnplug_testing::{PATIENCE, eventually, until};
-
-/// A client of the entrance by streams.
-struct Streamer(UnixStream);
-
-impl Streamer {
-    fn join(path: &Path) -> Self {
-        let stream = UnixStream::connect(path).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        Self(stream)
-    }
-
-    /// Sends a frame from one station to another with this number in it.
-    fn send(&mut self, from: u8, to: u8, number: u32) {
-        let mut frame = vec![2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x88, 0xb5];
-        frame.extend(number.to_be_bytes());
-        frame.resize(60, 0);
-        let mut bytes = (frame.len() as u32).to_be_bytes().to_vec();
-        bytes.extend(frame);
-        self.0.write_all(&bytes).unwrap();
-    }
-
-    /// The number in the next frame; `None` if the switch hung up.
-    fn next(&mut self) -> Option<u32> {
-        let frame = self.frame()?;
-        Some(u32::from_be_bytes(frame[14..18].try_into().unwrap()))
-    }
-
-    /// The number in the next frame that a client sent, whatever else is on the wire.
-    fn heard(&mut self) -> Option<u32> {
-        loop {
-            let frame = self.frame()?;
-            let number = u32::from_be_bytes(frame[14..18].try_into().unwrap());
-            // Those of before both had ports have none.
-            if frame[12..14] == [0x88, 0xb5] && number > 0 {
-                return Some(number);
-            }
-        }
-    }
-
-    fn frame(&mut self) -> Option<Vec<u8>> {
-        let mut length = [0; 4];
-        self.0.read_exact(&mut length).ok()?;
-        let mut frame = vec![0; u32::from_be_bytes(length) as usize];
-        self.0.read_exact(&mut frame).unwrap();
-        Some(frame)
-    }
-}
 
 /// Two stations speak to each other, in turns, until they are told to end: how often. Whatever is lost, they wait for in vain.
 fn speak(path: &Path, ends: &AtomicBool) -> u32 {
@@ -71,11 +23,11 @@ fn speak(path: &Path, ends: &AtomicBool) -> u32 {
     // What the first one says before the other one's port is there nobody hears.
     let is_heard = |both: &mut [Streamer; 2]| {
         both[0].send(1, 2, 0);
-        both[1].0.set_read_timeout(Some(SOON)).unwrap();
+        both[1].waits(SOON);
         both[1].frame().is_some()
     };
     eventually("both have ports", || is_heard(&mut both));
-    both[1].0.set_read_timeout(Some(PATIENCE)).unwrap();
+    both[1].waits(PATIENCE);
     let mut number = 0;
     while !ends.load(Ordering::Relaxed) {
         for (from, to) in [(0, 1), (1, 0)] {
@@ -168,7 +120,7 @@ fn a_switch_comes_and_goes_with_all_entrances_and_nothing_is_left() {
         ok(&daemon, &["switch", "rm", "lan1"]);
         // When the command is done, so are its sockets.
         assert!(places.iter().all(|(path, _)| !path.exists()), "{time}");
-        assert_eq!(client.next(), None);
+        assert_eq!(client.number(), None);
         if time == 2 {
             before = (count(&daemon, "task"), count(&daemon, "fd"));
         }
@@ -210,7 +162,7 @@ fn a_switch_comes_and_goes_with_all_entrances_and_nothing_is_left() {
         value(counted(&lan1(&daemon), "source"), "switch_ports") == 2
     });
     both[0].send(1, 2, 7);
-    assert_eq!(both[1].next(), Some(7));
+    assert_eq!(both[1].number(), Some(7));
     assert!(ok(&daemon, &["switch", "show", "lan1"]).contains("yes  (run time)"));
     daemon.audit();
     ok(&daemon, &["switch", "rm", "lan1"]);
@@ -292,7 +244,7 @@ fn entrances_come_and_go_while_clients_of_others_lose_nothing() {
         value(counted(&daemon.counters(), "source"), "switch_ports") == 1
     });
     ok(&daemon, &["switch", "set", "lan0", "stream=no", "vde=no"]);
-    assert_eq!(client.next(), None);
+    assert_eq!(client.number(), None);
     assert!(!a.exists() && !c.exists());
     daemon.kill();
     // A place that is not there any more is no reason not to start.
@@ -391,7 +343,7 @@ fn a_file_that_is_read_again_changes_switches_where_they_differ() {
     assert_eq!(reload(&lan1), said("source lan1: added\n"));
     let mut client = Streamer::join(&b);
     assert_eq!(reload(""), said("source lan1: removed\n"));
-    assert_eq!(client.next(), None);
+    assert_eq!(client.number(), None);
     daemon.audit();
 }
 
@@ -413,10 +365,10 @@ fn a_switch_that_is_added_has_interfaces_of_the_host_as_uplinks() {
     let sent = netns.enter(|| Stream::new("far0", 10).send());
     assert_eq!(sent.unwrap().unwrap().frames, 10);
     for _ in 0..10 {
-        assert!(client.next().is_some());
+        assert!(client.number().is_some());
     }
     ok(&daemon, &["switch", "rm", "lan1"]);
-    assert_eq!(client.next(), None);
+    assert_eq!(client.number(), None);
     daemon.audit();
 }
 
@@ -440,7 +392,7 @@ fn uplinks_come_and_go_while_others_lose_nothing() {
             10
         );
         for _ in 0..10 {
-            assert!(client.next().is_some());
+            assert!(client.number().is_some());
         }
         let came = || {
             let path = format!("/sys/class/net/{far}/statistics/rx_packets");

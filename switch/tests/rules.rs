@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use vnplug_testing::eventually;
@@ -32,6 +33,43 @@ fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
     let [high, low] = vlan.to_be_bytes();
     tagged.splice(12..12, [0x81, 0, high, low]);
     tagged
+}
+
+/// A wire between two clients, outside of the switch, until this is dropped.
+struct Cable {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Cable {
+    fn between(one: &Client, two: &Client) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let carry = |from: &Client, to: &Client| {
+            let [from, to] = [from, to].map(|it| it.data.try_clone().unwrap());
+            let stop = Arc::clone(&stop);
+            let limit = Some(Duration::from_millis(20));
+            from.set_read_timeout(limit).unwrap();
+            std::thread::spawn(move || {
+                let mut bytes = [0; 2000];
+                while !stop.load(Ordering::Relaxed) {
+                    if let Ok(len) = from.recv(&mut bytes) {
+                        let _ = to.send(&bytes[..len]);
+                    }
+                }
+            })
+        };
+        let threads = vec![carry(one, two), carry(two, one)];
+        Self { stop, threads }
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap();
+        }
+    }
 }
 
 #[test]
@@ -89,24 +127,7 @@ fn ports_of_a_vlan_hear_one_another_and_a_trunk_hears_tags() {
 fn a_loop_of_two_clients_is_cut_and_others_go_on() {
     let switch = Vde::here(|config| config.settings.apply("loops=shut").unwrap());
     let [one, two, station, other] = joined(&switch);
-    let stop = Arc::new(AtomicBool::new(false));
-    let [first, second] = [&one, &two].map(|it| it.data.try_clone().unwrap());
-    let bridge = |from: &std::os::unix::net::UnixDatagram,
-                  to: &std::os::unix::net::UnixDatagram| {
-        let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-        let stop = Arc::clone(&stop);
-        from.set_read_timeout(Some(Duration::from_millis(20)))
-            .unwrap();
-        std::thread::spawn(move || {
-            let mut bytes = [0; 2000];
-            while !stop.load(Ordering::Relaxed) {
-                if let Ok(len) = from.recv(&mut bytes) {
-                    let _ = to.send(&bytes[..len]);
-                }
-            }
-        })
-    };
-    let threads = [bridge(&first, &second), bridge(&second, &first)];
+    let cable = Cable::between(&one, &two);
     let mut group = frame(ALL, 9, 0, 60);
     group[0] |= 1;
     station.send(&group);
@@ -131,10 +152,60 @@ fn a_loop_of_two_clients_is_cut_and_others_go_on() {
     station.send(&hello);
     assert_eq!(other.next(), hello);
     switch.check_sums();
-    stop.store(true, Ordering::Relaxed);
-    for thread in threads {
-        thread.join().unwrap();
+    drop(cable);
+}
+
+#[test]
+fn a_loop_and_a_storm_in_one_vlan_cost_another_vlan_nothing() {
+    let switch = Vde::here(|_| {});
+    let [one, two, station, witness, a, b] = joined(&switch);
+    let set = |port, text: &str| switch.board.set(Some(port), text).unwrap();
+    (1..5).for_each(|port| set(port, "vlan=10"));
+    (5..7).for_each(|port| set(port, "vlan=20"));
+    assert_eq!(switch.board.show().unwrap().ports.len(), 6);
+    // In turns: nothing else may come, and nothing may be missing.
+    let mut number = 0;
+    let mut speak = |count: u32| {
+        for _ in 0..count {
+            for (from, to, stations) in [(&a, &b, (1, 2)), (&b, &a, (2, 1))] {
+                number += 1;
+                let said = frame(stations.1, stations.0, number, 60);
+                from.send(&said);
+                assert_eq!(to.next(), said);
+            }
+        }
+    };
+    let cable = Cable::between(&one, &two);
+    let mut group = frame(ALL, 9, 0, 60);
+    group[0] |= 1;
+    station.send(&group);
+    eventually("the loop is found", || switch.count("loops") > 0);
+    let before = switch.count("flooded");
+    speak(2000);
+    let around = switch.count("flooded") - before;
+    // The control: it went round all the while, and who is in that VLAN heard it.
+    assert!(around > 100 && !witness.has_nothing(), "{around}");
+    (1..3).for_each(|port| set(port, "storm=100/s"));
+    eventually("the storm is limited", || {
+        switch.count("in_dropped_storm") > 0
+    });
+    drop(cable);
+    // Others' storms, at their limit and far above it.
+    set(3, "storm=100/s");
+    let dropped = switch.count("in_dropped_storm");
+    for round in 0..20 {
+        for at in 0..50 {
+            let mut many = frame(ALL, 9, round * 50 + at, 60);
+            many[0] |= 1;
+            station.send(&many);
+        }
+        speak(50);
     }
+    eventually("most of it is dropped", || {
+        switch.count("in_dropped_storm") > dropped + 500
+    });
+    assert!(a.has_nothing() && b.has_nothing());
+    switch.check_sums();
 }
 
 #[test]

@@ -2,12 +2,11 @@
 //! the test serves. As root, for the parts with several users.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -170,124 +169,6 @@ fn who_sends_descriptors_loses_its_port_and_nobody_else_does() {
     }
     one.send(&frame(ALL, 0, 7, 60));
     assert_eq!(other.next(), frame(ALL, 0, 7, 60));
-}
-
-#[test]
-fn paths_that_are_not_the_clients_are_refused() {
-    let switch = Vde::here(|_| {});
-    let dir = switch.dir.clone();
-    let aside = TestDir::new("vde-aside");
-    let elsewhere = bound(&aside.path("sock"));
-    let file = dir.join(".file");
-    std::fs::write(&file, "").unwrap();
-    let link = dir.join(".link");
-    symlink(aside.path("sock"), &link).unwrap();
-    let stream = dir.join(".stream");
-    let _listener = UnixListener::bind(&stream).unwrap();
-    for path in [
-        aside.path("sock"),
-        file,
-        link,
-        stream,
-        dir.join("nothing"),
-        dir.join("../").join(dir.file_name().unwrap()).join(".file"),
-        "/run/systemd/notify".into(),
-        "/".into(),
-    ] {
-        assert!(ask(&dir, &path).is_none(), "{}", path.display());
-    }
-    drop(elsewhere);
-    let mut garbage = UnixStream::connect(dir.join("ctl")).unwrap();
-    garbage.write_all(&[0x55; 300]).unwrap();
-    let mut answer = Vec::new();
-    // Closed, be it with bytes unread.
-    let _ = garbage.read_to_end(&mut answer);
-    assert!(answer.is_empty());
-    Client::join(&dir);
-}
-
-#[test]
-fn another_users_socket_is_refused_and_its_own_is_not() {
-    if !rustix::process::geteuid().is_root() {
-        return eprintln!("SKIPPED: becomes other users, which takes root");
-    }
-    let switch = Vde::here(|_| {});
-    let dir = switch.dir.clone();
-    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
-    let path = |name: &str| dir.join(name);
-    let victim = bound(&path(".victim"));
-    let own = bound(&path(".own"));
-    for (name, uid) in [(".victim", 4001), (".own", 4002)] {
-        std::fs::set_permissions(path(name), std::fs::Permissions::from_mode(0o777)).unwrap();
-        chown(path(name), Some(uid), None).unwrap();
-    }
-    let (victims, owns, at) = (path(".victim"), path(".own"), dir.clone());
-    let answers = std::thread::spawn(move || {
-        let uid = rustix::process::Uid::from_raw(4002);
-        rustix::thread::set_thread_uid(uid).unwrap();
-        (ask(&at, &victims).is_some(), ask(&at, &owns))
-    });
-    let (victims, owns) = answers.join().unwrap();
-    assert!(!victims, "the switch would write to another user's socket");
-    let (_ctl, theirs) = owns.unwrap();
-    // Nobody but the client can send to its port.
-    let stranger = UnixDatagram::unbound().unwrap();
-    let sent = stranger.send_to(&frame(ALL, 3, 0, 60), &theirs);
-    assert_eq!(sent.unwrap_err().kind(), ErrorKind::PermissionDenied);
-    own.connect(theirs).unwrap();
-    own.send(&frame(ALL, 3, 0, 60)).unwrap();
-    eventually("it was heard", || switch.count("entered") == 1);
-    drop(victim);
-}
-
-#[test]
-fn who_may_join_cannot_take_the_switchs_socket_away_nor_anothers() {
-    if !rustix::process::geteuid().is_root() {
-        return eprintln!("SKIPPED: becomes other users, which takes root");
-    }
-    let switch = Vde::here(|config| config.vde.as_mut().unwrap().mode = 0o666);
-    let dir = switch.dir.clone();
-    let as_user = |uid: u32, what: fn(&Path) -> Vec<ErrorKind>| {
-        let dir = dir.clone();
-        let done = std::thread::spawn(move || {
-            let uid = rustix::process::Uid::from_raw(uid);
-            rustix::thread::set_thread_uid(uid).unwrap();
-            what(&dir)
-        });
-        done.join().unwrap()
-    };
-    // Whose client joins, and whose files come and go as libvdeplug has them.
-    let joins = |dir: &Path| {
-        let [one, other] = [0; 2].map(|_| Client::join(dir));
-        one.send(&frame(ALL, 1, 0, 60));
-        assert_eq!(other.next(), frame(ALL, 1, 0, 60));
-        drop((one, other));
-        let path = dir.join(".mine");
-        drop(bound(&path));
-        let gone = std::fs::remove_file(path);
-        gone.err().map(|error| error.kind()).into_iter().collect()
-    };
-    let takes = |dir: &Path| {
-        let tries = [
-            std::fs::remove_file(dir.join("ctl")),
-            std::fs::rename(dir.join("ctl"), dir.join("old")),
-            std::fs::remove_file(dir.join(".theirs")),
-        ];
-        let errors = tries.into_iter().filter_map(Result::err);
-        errors.map(|error| error.kind()).collect()
-    };
-    let _theirs = as_user(4001, |dir| {
-        std::mem::forget(bound(&dir.join(".theirs")));
-        Vec::new()
-    });
-    assert_eq!(as_user(4002, takes), [ErrorKind::PermissionDenied; 3]);
-    for uid in [4001, 4002] {
-        assert_eq!(as_user(uid, joins), []);
-    }
-    // Also our own sockets for them are gone with them.
-    eventually("ctl and the other's are left", || {
-        std::fs::read_dir(&dir).unwrap().count() == 2
-    });
 }
 
 #[test]
