@@ -13,7 +13,7 @@
 
 use crate::headers::{IPV4, IPV6};
 
-/// What is within a tunnel.
+/// What is within a tunnel: the end of what was looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Inner<'a> {
     /// An Ethernet frame.
@@ -49,21 +49,27 @@ pub fn inside(protocol: u8, rest: &[u8]) -> Option<Inner<'_>> {
     }
 }
 
-fn vxlan(rest: &[u8]) -> Option<Inner<'_>> {
+/// What VXLAN carries whose header begins `rest`, behind that of UDP.
+#[must_use]
+pub fn vxlan(rest: &[u8]) -> Option<Inner<'_>> {
     let (head, frame) = rest.split_first_chunk::<8>()?;
     // Reserved bits, but for those of group policies, are 0: other UDP may go to this port, too.
     let is_vxlan = head[0] & 0x77 == 0 && head[0] & VXLAN_HAS_ID != 0 && head[7] == 0;
     is_vxlan.then_some(Inner::Frame(frame))
 }
 
-fn geneve(rest: &[u8]) -> Option<Inner<'_>> {
+/// The same of Geneve.
+#[must_use]
+pub fn geneve(rest: &[u8]) -> Option<Inner<'_>> {
     let (head, rest) = rest.split_first_chunk::<8>()?;
     let (version, options) = (head[0] >> 6, usize::from(head[0] & 0x3f) * 4);
     (version == 0).then_some(())?;
     of_type(u16::from_be_bytes([head[2], head[3]]), rest.get(options..)?)
 }
 
-fn gtp(rest: &[u8]) -> Option<Inner<'_>> {
+/// The same of GTP-U.
+#[must_use]
+pub fn gtp(rest: &[u8]) -> Option<Inner<'_>> {
     let (head, mut rest) = rest.split_first_chunk::<8>()?;
     let is_pdu = head[0] >> 4 == GTP_VERSION && head[1] == GTP_G_PDU;
     is_pdu.then_some(())?;
@@ -91,7 +97,9 @@ fn gtp(rest: &[u8]) -> Option<Inner<'_>> {
     }
 }
 
-fn gre(rest: &[u8]) -> Option<Inner<'_>> {
+/// What GRE carries whose header begins `rest`.
+#[must_use]
+pub fn gre(rest: &[u8]) -> Option<Inner<'_>> {
     let head: &[u8; 4] = rest.first_chunk()?;
     let flags = u16::from_be_bytes([head[0], head[1]]);
     // Version 1 is PPTP, which carries PPP. A source route has a length of its own, and RFC 2784 forbids it.
@@ -121,9 +129,12 @@ fn of_type(ethertype: u16, rest: &[u8]) -> Option<Inner<'_>> {
     }
 }
 
-const VXLAN: u16 = 4789;
-const GENEVE: u16 = 6081;
-const GTP: u16 = 2152;
+/// The ports of UDP that tunnels are sent to.
+pub const VXLAN: u16 = 4789;
+/// That of Geneve.
+pub const GENEVE: u16 = 6081;
+/// That of GTP-U.
+pub const GTP: u16 = 2152;
 const VXLAN_HAS_ID: u8 = 0x08;
 /// Version 1, protocol type GTP.
 const GTP_VERSION: u8 = 0x3;

@@ -17,6 +17,7 @@ pub mod quic;
 pub mod rules;
 pub mod segment;
 pub mod settings;
+pub mod tunnels;
 
 /// Takes decisions from the bytes; zeros when they are used up, so that every input is a whole one.
 struct Dice<'a>(&'a [u8]);

@@ -317,10 +317,17 @@ fn set_cluster(handle: &Handle, cluster: Option<(u32, Balance)>) -> Result<(), F
 }
 
 /// How a cluster type shares: the daemon's flow hash keeps a flow, and all fragments of a datagram,
-/// together. It does not keep two hosts together, nor look into tunnels.
+/// together, and looks into tunnels. It does not keep two hosts together.
 fn balance(the_type: u32) -> Result<Balance, Failure> {
     match the_type {
-        PER_FLOW | PER_FLOW_4_TUPLE | PER_FLOW_5_TUPLE | PER_FLOW_IP_5_TUPLE => Ok(Balance::Flow),
+        PER_FLOW
+        | PER_FLOW_4_TUPLE
+        | PER_FLOW_5_TUPLE
+        | PER_FLOW_IP_5_TUPLE
+        | PER_INNER_FLOW
+        | PER_INNER_FLOW_4_TUPLE
+        | PER_INNER_FLOW_5_TUPLE
+        | PER_INNER_FLOW_IP_5_TUPLE => Ok(Balance::Flow),
         ROUND_ROBIN => Ok(Balance::RoundRobin),
         0..=LAST_CLUSTER_TYPE => Err(UNSUPPORTED),
         _ => Err(INVALID),
@@ -372,5 +379,9 @@ const PER_FLOW: u32 = 0;
 const ROUND_ROBIN: u32 = 1;
 const PER_FLOW_4_TUPLE: u32 = 3;
 const PER_FLOW_5_TUPLE: u32 = 4;
+const PER_INNER_FLOW: u32 = 6;
+const PER_INNER_FLOW_4_TUPLE: u32 = 8;
+const PER_INNER_FLOW_5_TUPLE: u32 = 9;
 const PER_FLOW_IP_5_TUPLE: u32 = 11;
+const PER_INNER_FLOW_IP_5_TUPLE: u32 = 12;
 const LAST_CLUSTER_TYPE: u32 = 13;

@@ -9,7 +9,7 @@
 //! | 2     | Ethernet and VLAN tags (`vnplug_frame::headers`)          |
 //! | 3     | IPv4 with options, or IPv6 with extension headers         |
 //! | 4     | TCP, UDP, SCTP, ICMP, ICMPv6, GRE                         |
-//! | 5     | IP inside GTP, GRE or VXLAN                               |
+//! | 5     | IP inside GTP, GRE, VXLAN or Geneve                       |
 //! | 6     | the transport header inside                               |
 //!
 //! Later fragments have no transport header: they end at level 3. ARP, MPLS and everything else that

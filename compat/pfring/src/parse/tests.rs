@@ -119,7 +119,7 @@ fn icmp_tells_type_and_code() {
 }
 
 #[test]
-fn gtp_gre_and_vxlan_are_looked_into() {
+fn gtp_gre_vxlan_and_geneve_are_looked_into() {
     let inside = ipv4(17, &[], 0, &udp(7, 8, b""));
     let gtp = [&[0x36, 255, 0, 0, 0, 0, 0xab, 0xcd][..], &[0, 0, 0, 0x85]].concat();
     let gtp = [&gtp[..], &[1, 9, 9, 0], &inside].concat();
@@ -129,7 +129,20 @@ fn gtp_gre_and_vxlan_are_looked_into() {
     let frame = ethernet(0x0800, &inside);
     let vxlan = [&[8, 0, 0, 0, 0, 0xab, 0xcd, 0][..], &frame].concat();
     let vxlan = ethernet(0x0800, &ipv4(17, &[], 0, &udp(1000, 4789, &vxlan)));
-    for (name, packet) in [("gtp", gtp), ("gre", gre), ("vxlan", vxlan)] {
+    let geneve = [
+        &[1, 0, 0x65, 0x58, 0, 0xab, 0xcd, 0][..],
+        &[9, 9, 1, 0],
+        &frame,
+    ]
+    .concat();
+    let geneve = ethernet(0x0800, &ipv4(17, &[], 0, &udp(1000, 6081, &geneve)));
+    let all = [
+        ("gtp", gtp),
+        ("gre", gre),
+        ("vxlan", vxlan),
+        ("geneve", geneve),
+    ];
+    for (name, packet) in all {
         let found = parse(&packet);
         let tunnel = found.parsed.tunnel;
         assert_eq!((found.level, { tunnel.id }), (6, 0xabcd), "{name}");
