@@ -4,18 +4,22 @@
 //! length against the geometry it copied at attach: a ring that was closed and its memory reused
 //! shows as [`Corrupt`] or as [`Life::Closed`], not as a crash.
 
+mod errors;
+mod record;
 mod shared;
 
 use std::sync::atomic::{Ordering, fence};
 
 use crate::layout::{
     ALIGN, ATTACHED, DATA_OFFSET, DROPPED, Geometry, HEAD, LIFE, Life, MAGIC, MAX_DELAY_US, Meta,
-    PAD, PUBLISHED, READ, RECORD_HEADER, TAIL, VERSION_MAJOR, WAKE_AT, WAKE_SEQ, flags, header,
-    reached, record_size,
+    PAD, PUBLISHED, READ, RECORD_HEADER, TAIL, WAKE_AT, WAKE_SEQ, flags, header, reached,
+    record_size,
 };
-use crate::offload::{HEADER, Offload, PREFIX, SHORT_HEADER};
 use crate::region::Region;
 
+pub use errors::{AttachError, Corrupt};
+use record::Taken;
+pub(crate) use record::{read_meta, read_offload};
 use shared::GroupSide;
 pub use shared::Look;
 
@@ -51,28 +55,6 @@ pub struct Packet<'a> {
     pub meta: Meta,
     /// The captured bytes, Ethernet header included, FCS excluded.
     pub bytes: &'a [u8],
-}
-
-/// The memory is not a ring this reader can use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttachError {
-    /// It does not start with the magic number of this kind of ring.
-    Magic(u64),
-    /// Its major version is not [`VERSION_MAJOR`]; the host and this library do not match.
-    Version(u16),
-    /// A field of the header is impossible, or the ring is larger than the region.
-    Geometry(&'static str, u64),
-}
-
-/// A record that cannot be: the memory was overwritten by somebody. Close the ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Corrupt {
-    /// Position of the record.
-    pub at: u64,
-    /// Its captured length.
-    pub cap_len: u32,
-    /// Bytes published from there on.
-    pub available: u64,
 }
 
 /// What [`Consumer::arm`] found. The doorbell stays armed in every case.
@@ -552,85 +534,6 @@ impl<'a> Iterator for Batch<'a> {
         }
     }
 }
-
-#[derive(Debug, Clone, Copy)]
-struct Taken {
-    at: u64,
-    cap_len: u32,
-}
-
-#[inline]
-pub(crate) fn read_meta(region: &Region, at: u64) -> (u32, Meta) {
-    let [lens, ts_ns, hash_lost, tail] = region.read_words(at);
-    let meta = Meta {
-        ts_ns,
-        wire_len: (lens >> 32) as u32,
-        flow_hash: hash_lost as u32,
-        lost: (hash_lost >> 32) as u32,
-        flags: tail as u16,
-        vlan_tci: (tail >> 16) as u16,
-        source: (tail >> 32) as u16,
-        queue: (tail >> 48) as u16,
-        offload: Offload::default(),
-    };
-    (lens as u32, meta)
-}
-
-/// Reads what stands before a frame, if the record with these fields says that something does, and
-/// returns its length.
-#[inline(always)]
-pub(crate) fn read_offload(region: &Region, at: u64, cap_len: u32, meta: &mut Meta) -> u64 {
-    if meta.flags & flags::OFFLOAD == 0 {
-        return 0;
-    }
-    read_prefix(region, at, cap_len, meta)
-}
-
-#[cold]
-fn read_prefix(region: &Region, at: u64, cap_len: u32, meta: &mut Meta) -> u64 {
-    // A reader that cuts records to its own snaplen may have less of it.
-    if (cap_len as usize) < PREFIX {
-        meta.flags &= !flags::OFFLOAD;
-        return u64::from(cap_len);
-    }
-    let mut header = [0; SHORT_HEADER];
-    region.read(at + RECORD_HEADER + (PREFIX - HEADER) as u64, &mut header);
-    meta.offload = Offload::from_header(&header);
-    PREFIX as u64
-}
-
-impl std::fmt::Display for AttachError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Magic(found) => write!(f, "not a ring: it starts with {found:#018x}"),
-            Self::Version(found) => {
-                write!(
-                    f,
-                    "ring layout {found}, this library reads {VERSION_MAJOR}: update one"
-                )
-            }
-            Self::Geometry(field, value) => write!(f, "the ring's {field} cannot be {value}"),
-        }
-    }
-}
-
-impl std::error::Error for AttachError {}
-
-impl std::fmt::Display for Corrupt {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            at,
-            cap_len,
-            available,
-        } = self;
-        write!(
-            f,
-            "corrupt record at {at}: length {cap_len} with {available} bytes published"
-        )
-    }
-}
-
-impl std::error::Error for Corrupt {}
 
 /// Bytes of the shortest frame of a member of a trust group: an Ethernet header.
 const SHORTEST: u32 = 14;

@@ -7,13 +7,17 @@
 //! What is said of a slot is in two parts: `slots` has what the kernel instance of a switch reads, too, and the
 //! rest is nobody else's.
 
+mod places;
 mod slots;
+mod view;
 
 use vnplug_os::event;
 use vnplug_ring::Region;
 
+use places::Places;
 use slots::Said;
 pub(crate) use slots::Slots;
+pub(crate) use view::{Seen, View};
 
 /// A station's address and its VLAN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,75 +145,6 @@ pub struct Table {
     changes: u64,
 }
 
-/// The table for threads that read it beside the one that writes.
-#[derive(Debug, Clone)]
-pub(crate) struct View {
-    shared: Slots,
-    secret: (u64, u64),
-}
-
-/// A station, as such a thread finds it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Seen {
-    slot: usize,
-    word: u64,
-    pub(crate) port: u16,
-    is_pinned: bool,
-    heard_s: u32,
-}
-
-impl View {
-    /// Where a station is, heard lately or not. One whose slot is being written is not found.
-    #[inline]
-    pub(crate) fn find(&self, key: Key) -> Option<Seen> {
-        let mut slot = home(key, self.secret) & self.shared.mask();
-        for _ in 0..PROBES {
-            match self.shared.key(slot) {
-                0 => return None,
-                found if found == key.0 => return self.shared.read_beside(slot, key.0),
-                _ => slot = (slot + 1) & self.shared.mask(),
-            }
-        }
-        None
-    }
-
-    /// It was heard. False: its slot was changed meanwhile, and who forwards must hear it.
-    #[inline]
-    #[must_use]
-    pub(crate) fn hear(&self, seen: &Seen, now_s: u32) -> bool {
-        seen.heard_s >= now_s
-            || self
-                .shared
-                .hear_beside(seen.slot, (seen.word, seen.heard_s), now_s)
-    }
-}
-
-impl Seen {
-    /// It was not heard for so long.
-    #[inline]
-    pub(crate) fn is_old(&self, now_s: u32, age_s: u32) -> bool {
-        !self.is_pinned && now_s.saturating_sub(self.heard_s) > age_s
-    }
-}
-
-/// What a port has of the table.
-#[derive(Debug, Clone, Copy, Default)]
-struct Places {
-    count: u32,
-    /// The first of its slots, plus 1; 0: none.
-    first: u32,
-    /// The most that it may have, if not as many as others.
-    most: Option<u32>,
-    is_uplink: bool,
-}
-
-impl Places {
-    /// Of [`Table::beyond`].
-    fn kind(&self) -> usize {
-        usize::from(!self.is_uplink)
-    }
-}
-
 impl Table {
     /// An empty one.
     pub fn new(limits: Limits) -> Self {
@@ -315,23 +250,6 @@ impl Table {
     pub fn find(&self, key: Key, now_s: u32) -> Option<u16> {
         let at = self.place(key)?;
         (!self.is_old(at, now_s)).then(|| self.shared.port(at))
-    }
-
-    /// This port may have so many addresses, if not as many as others.
-    pub fn set_most(&mut self, port: u16, most: Option<u32>) {
-        self.places(port).most = most;
-    }
-
-    /// This port is an uplink, or is none any more.
-    pub fn set_uplink(&mut self, port: u16, is_uplink: bool) {
-        let own = self.limits.own;
-        let places = self.places(port);
-        let beyond = (places.count as usize).saturating_sub(own);
-        let before = places.kind();
-        places.is_uplink = is_uplink;
-        let now = places.kind();
-        self.beyond[before] -= beyond;
-        self.beyond[now] += beyond;
     }
 
     /// A station was heard at a port.
@@ -454,25 +372,6 @@ impl Table {
         self.len += 1;
     }
 
-    fn places(&mut self, port: u16) -> &mut Places {
-        let port = usize::from(port);
-        if self.ports.len() <= port {
-            self.ports.resize(port + 1, Places::default());
-        }
-        &mut self.ports[port]
-    }
-
-    /// Whether a port has as many addresses as it may have.
-    pub(crate) fn is_full(&mut self, port: u16) -> bool {
-        let Limits { all, each, own, .. } = self.limits;
-        let places = *self.places(port);
-        let count = places.count as usize;
-        let [of_uplinks, of_others] = self.beyond;
-        let is_crowded =
-            of_uplinks + of_others >= all - all / 4 || (!places.is_uplink && of_others >= all / 2);
-        count >= places.most.map_or(each, |most| most as usize) || (count >= own && is_crowded)
-    }
-
     /// Forgets what is old, as there seems to be no room: within a second the whole table is looked at once, which
     /// finds all that there is, however many are refused.
     fn look_for_room(&mut self, now_s: u32) {
@@ -484,56 +383,10 @@ impl Table {
         self.sweep(now_s, slots);
     }
 
-    /// The stations of a port, old ones that are not swept yet among them.
-    pub(crate) fn of_port(&self, port: u16) -> impl Iterator<Item = Key> {
-        let first = self.ports.get(usize::from(port)).map_or(0, |it| it.first);
-        let slot = |place: u32| (place as usize).checked_sub(1);
-        std::iter::successors(slot(first), move |at| slot(self.slots[*at].after))
-            .map(|at| Key(self.shared.key(at)))
-    }
-
     /// Another number when a station came, went or moved.
     #[inline]
     pub(crate) fn changes(&self) -> u64 {
         self.changes
-    }
-
-    /// Puts a slot at the begin of its port's list.
-    fn link(&mut self, at: usize) {
-        self.changes += 1;
-        let (place, own) = (at as u32 + 1, self.limits.own);
-        let places = self.places(self.shared.port(at));
-        let first = std::mem::replace(&mut places.first, place);
-        places.count += 1;
-        let (kind, is_beyond) = (places.kind(), places.count as usize > own);
-        self.beyond[kind] += usize::from(is_beyond);
-        (self.slots[at].before, self.slots[at].after) = (0, first);
-        if first != 0 {
-            self.slots[first as usize - 1].before = place;
-        }
-    }
-
-    /// Takes a slot out of its port's list.
-    fn unlink(&mut self, at: usize) {
-        self.changes += 1;
-        let Slot { before, after, .. } = self.slots[at];
-        let (port, own) = (self.shared.port(at), self.limits.own);
-        let places = self.places(port);
-        let (kind, is_beyond) = (places.kind(), places.count as usize > own);
-        places.count -= 1;
-        self.beyond[kind] -= usize::from(is_beyond);
-        self.join(before, after, port);
-    }
-
-    /// Makes two neighbours in a port's list, of which one may be its end.
-    fn join(&mut self, before: u32, after: u32, port: u16) {
-        match before {
-            0 => self.places(port).first = after,
-            before => self.slots[before as usize - 1].after = after,
-        }
-        if after != 0 {
-            self.slots[after as usize - 1].before = before;
-        }
     }
 
     /// Forgets what was not heard for long, in a part of the table: all of it, if it is called often
@@ -701,8 +554,6 @@ fn home(key: Key, secret: (u64, u64)) -> usize {
     (mixed >> 32) as usize
 }
 
-/// Slots at which a reader looks for one station.
-const PROBES: usize = 64;
 /// Seconds after which a station is at home where it is.
 const SETTLED_S: u32 = 30;
 /// Slots that are looked at at a time when there seems to be no room.

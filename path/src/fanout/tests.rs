@@ -308,7 +308,7 @@ fn looked_up_ports_get_and_count_what_ports_that_judge_every_frame_do() {
             .seats
             .iter()
             .flatten()
-            .filter(|seat| matches!(seat.place, super::Delivery::Indexed(_)))
+            .filter(|seat| matches!(seat.place, super::seat::Delivery::Indexed(_)))
             .count();
         assert_eq!(fanout.counters().duties, offered(&fanout), "round {round}");
         for (id, (consumer, _)) in &mut consumers {

@@ -5,26 +5,28 @@
 //! index quarantines this port (R2), a panic is caught by the fanout and quarantines this port
 //! (R10), and the doorbell never blocks (R8).
 
+mod counters;
 pub mod doorbell;
 mod judge;
 mod program;
+mod way;
 
 use std::num::NonZeroU16;
 use std::sync::{Arc, Mutex};
 
 use vnplug_ring::control::Segments;
-use vnplug_ring::layout::{Life, Meta, flags};
+use vnplug_ring::layout::Life;
 use vnplug_ring::{Bell, Ground, PeerLied, Producer};
 
 use crate::batch::{BatchInfo, Handle};
-use crate::commons::{Commons, Turn};
+use crate::commons::Commons;
+pub use counters::PortCounters;
 use doorbell::Doorbell;
 pub use judge::{Judge, Share};
 pub use program::{Lost, PortProgram, Totals, changed, passed};
 use vnplug_filter::{FrameSet, Program};
-use vnplug_frame::Frame;
-use vnplug_frame::offload::Piece;
 use vnplug_os::peer_log;
+use way::Way;
 
 /// One reader's part in one queue.
 #[derive(Debug)]
@@ -65,83 +67,6 @@ pub struct Port {
     is_revoked: bool,
     due_us: Option<u64>,
     due_at: Option<u64>,
-}
-
-/// The fate of every frame offered to a port, or of each packet that it became. Exactly one counter
-/// goes up for each, so `offered` and `cut` are the sum of all the others but `bytes` and `rings`
-/// (point S).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PortCounters {
-    /// Frames this port had to judge.
-    pub offered: u64,
-    /// Refused by the operator's obligatory filter.
-    pub refused: u64,
-    /// Skipped while the reader had paused the port.
-    pub paused: u64,
-    /// Not the wanted direction, or sent by the port's own program.
-    pub direction: u64,
-    /// Not wanted by the reader's filter.
-    pub filtered: u64,
-    /// Not wanted by the reader's rules.
-    pub ruled_out: u64,
-    /// Passed the filter and was left out by 1-in-N sampling.
-    pub sampled_out: u64,
-    /// Dropped by the operator's program.
-    pub program: u64,
-    /// Published in the ring.
-    pub delivered: u64,
-    /// Dropped: the ring was full.
-    pub dropped_full: u64,
-    /// Dropped unseen: the source had more than its thread could do, and the owner's ports had used
-    /// up their part of it.
-    pub dropped_budget: u64,
-    /// Dropped: the port is in quarantine.
-    pub dropped_quarantine: u64,
-    /// Packets that super-frames became, beyond one for each: they are in the fates, and not in
-    /// `offered`.
-    pub cut: u64,
-    /// Captured bytes delivered.
-    pub bytes: u64,
-    /// Times the reader was rung.
-    pub rings: u64,
-}
-
-impl PortCounters {
-    /// Adds another queue's part.
-    pub fn add(&mut self, other: &Self) {
-        self.offered += other.offered;
-        self.refused += other.refused;
-        self.paused += other.paused;
-        self.direction += other.direction;
-        self.filtered += other.filtered;
-        self.ruled_out += other.ruled_out;
-        self.sampled_out += other.sampled_out;
-        self.program += other.program;
-        self.delivered += other.delivered;
-        self.dropped_full += other.dropped_full;
-        self.dropped_budget += other.dropped_budget;
-        self.dropped_quarantine += other.dropped_quarantine;
-        self.cut += other.cut;
-        self.bytes += other.bytes;
-        self.rings += other.rings;
-    }
-
-    /// Frames whose fate is counted; a super-frame is one, whatever it became. Equal to `offered` or we
-    /// have a bug.
-    pub fn accounted(&self) -> u64 {
-        self.refused
-            + self.paused
-            + self.direction
-            + self.filtered
-            + self.ruled_out
-            + self.sampled_out
-            + self.program
-            + self.delivered
-            + self.dropped_full
-            + self.dropped_budget
-            + self.dropped_quarantine
-            - self.cut
-    }
 }
 
 impl Port {
@@ -434,192 +359,6 @@ pub enum Offered<'a> {
         /// The filter still has to run.
         by_filter: bool,
     },
-}
-
-/// The last step: from a batch into a port's ring.
-struct Way<'a> {
-    producer: &'a mut Producer,
-    turn: Option<Turn<'a>>,
-    mark_gap: &'a mut bool,
-    snaplen: u32,
-    /// Super-frames are cut.
-    cuts: bool,
-    /// The reader's indices make no sense: nothing is put into its ring any more.
-    lie: Option<PeerLied>,
-}
-
-impl Way<'_> {
-    /// Gives the reader a frame: its place in the batch, itself, its hash.
-    ///
-    /// NB: a function, so that `put` is written in the two loops of `give_all` and here only.
-    #[inline(never)]
-    fn give(
-        &mut self,
-        frame: (usize, &Frame<'_>, u32),
-        batch: &BatchInfo<'_>,
-        counters: &mut PortCounters,
-    ) {
-        if self.lie.is_some() {
-            counters.dropped_quarantine += 1;
-            return;
-        }
-        self.give_all(std::iter::once(frame), 1, batch, counters);
-    }
-
-    /// Gives the reader all of these frames, of which there are `count`.
-    #[inline(always)]
-    fn give_all<'f>(
-        &mut self,
-        frames: impl Iterator<Item = (usize, &'f Frame<'f>, u32)>,
-        count: u64,
-        batch: &BatchInfo<'_>,
-        counters: &mut PortCounters,
-    ) {
-        let (mut delivered, mut full, mut bytes, mut cut) = (0, 0, 0, 0);
-        for (place, frame, hash) in frames {
-            if frame.flags & flags::OFFLOAD != 0 && self.cuts {
-                let went = self.put_cut(place, frame, hash, batch);
-                delivered += went.delivered;
-                full += went.dropped_full;
-                bytes += went.bytes;
-                cut += went.cut;
-                if self.lie.is_some() {
-                    break;
-                }
-                continue;
-            }
-            match self.put(place, frame, hash, batch) {
-                Ok(Some(len)) => {
-                    delivered += 1;
-                    bytes += len;
-                }
-                Ok(None) => full += 1,
-                Err(lie) => {
-                    self.lie = Some(lie);
-                    break;
-                }
-            }
-        }
-        counters.delivered += delivered;
-        counters.bytes += bytes;
-        counters.dropped_full += full;
-        counters.cut += cut;
-        counters.dropped_quarantine += count + cut - delivered - full;
-    }
-
-    /// Puts what a frame becomes that was left to a NIC, packet by packet.
-    #[cold]
-    fn put_cut(
-        &mut self,
-        place: usize,
-        frame: &Frame<'_>,
-        hash: u32,
-        batch: &BatchInfo<'_>,
-    ) -> PortCounters {
-        let mut went = PortCounters::default();
-        let mut cuts = batch.cuts.borrow_mut();
-        let packets = cuts.of(place, frame);
-        went.cut = packets.len() as u64 - 1;
-        for at in packets.clone() {
-            let piece = cuts.get(at, frame);
-            let mut meta = meta_of(frame, hash, batch);
-            meta.wire_len = piece.wire_len;
-            meta.flags &= !flags::OFFLOAD;
-            if piece.is_summed {
-                meta.flags &= !flags::CSUM_NOT_READY;
-            }
-            if at > packets.start {
-                meta.flags &= !flags::SOURCE_LOSS;
-            }
-            match self.put_piece((place, at), (frame, &piece), &mut meta) {
-                Ok(Some(len)) => {
-                    went.delivered += 1;
-                    went.bytes += len;
-                }
-                Ok(None) => went.dropped_full += 1,
-                Err(lie) => {
-                    self.lie = Some(lie);
-                    break;
-                }
-            }
-        }
-        went
-    }
-
-    /// As [`put`](Self::put), of one packet of several.
-    fn put_piece(
-        &mut self,
-        at: (usize, usize),
-        (frame, piece): (&Frame<'_>, &Piece<'_>),
-        meta: &mut Meta,
-    ) -> Result<Option<u64>, PeerLied> {
-        let (head, body) = piece.cut_to(self.snaplen);
-        let gap = *self.mark_gap;
-        let given = match &mut self.turn {
-            None => {
-                if gap {
-                    meta.flags |= flags::GAP;
-                }
-                self.producer.push_parts(meta, head, body)?
-            }
-            Some(turn) => turn.give_piece(self.producer, at, (frame, piece), meta, gap)?,
-        };
-        if !given {
-            return Ok(None);
-        }
-        *self.mark_gap = false;
-        Ok(Some((head.len() + body.len()) as u64))
-    }
-
-    /// What the doorbell needs to know, and whether the reader lied.
-    #[inline]
-    fn end(self) -> (Option<Ground>, Option<PeerLied>) {
-        (self.turn.map(|turn| turn.ground()), self.lie)
-    }
-
-    /// Puts a frame into the ring: how many bytes of it, or `None` if the ring is full.
-    #[inline(always)] // As a function it costs 30 instructions more.
-    fn put(
-        &mut self,
-        place: usize,
-        frame: &Frame<'_>,
-        hash: u32,
-        batch: &BatchInfo<'_>,
-    ) -> Result<Option<u64>, PeerLied> {
-        let bytes = &frame.bytes[..frame.bytes.len().min(self.snaplen as usize)];
-        let meta = || meta_of(frame, hash, batch);
-        let given = match &mut self.turn {
-            None => {
-                let mut meta = meta();
-                if *self.mark_gap {
-                    meta.flags |= flags::GAP;
-                }
-                self.producer.push(&meta, bytes)?
-            }
-            Some(turn) => turn.give(self.producer, place, frame, meta, *self.mark_gap)?,
-        };
-        if !given {
-            return Ok(None);
-        }
-        *self.mark_gap = false;
-        Ok(Some(bytes.len() as u64))
-    }
-}
-
-/// A record's fields besides the frame's bytes.
-#[inline]
-fn meta_of(frame: &Frame<'_>, flow_hash: u32, batch: &BatchInfo<'_>) -> Meta {
-    Meta {
-        ts_ns: frame.ts_ns,
-        wire_len: frame.wire_len,
-        flow_hash,
-        lost: 0,
-        flags: frame.flags,
-        vlan_tci: frame.vlan_tci,
-        source: batch.source,
-        queue: batch.queue,
-        offload: frame.offload,
-    }
 }
 
 /// Who takes nothing for so long is not waited for, in microseconds.
