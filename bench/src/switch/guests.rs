@@ -272,7 +272,7 @@ impl Guests {
             let window = Window::after(lead + WARM_UP, time);
             let sender = self.starts(0, talk, window)?;
             let (begin, end) = window.instants();
-            let take = || taken(begin, end).map_err(|error| error.to_string());
+            let take = || taken(begin, end, 1).map_err(|error| error.to_string());
             let (bytes, spent) = scope(|threads| {
                 let taker = threads.spawn(|| to.enter(take));
                 until(begin)?;

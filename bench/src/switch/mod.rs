@@ -28,7 +28,7 @@ mod twin_web;
 mod vde;
 mod vhost;
 
-pub(crate) use aggregate::{aggregate, requests};
+pub(crate) use aggregate::{aggregate, requests, senders as aggregate_senders};
 pub(crate) use curve::curve;
 pub(crate) use cutter::cutter;
 pub(crate) use direct::against_memif as direct;
@@ -40,7 +40,7 @@ pub(crate) use mixed::mixed;
 pub(crate) use pairs::pairs;
 pub(crate) use plugs::programs;
 pub(crate) use ring::against_memif as rings;
-pub(crate) use slow_start::slow_start;
+pub(crate) use slow_start::{senders as acks_senders, slow_start};
 pub(crate) use stages::{CONTEXT_CHILD, context_child, contexts, parts as twin_parts, stages};
 pub(crate) use talk::{CHILD, child};
 pub(crate) use twin::{containers as twin_containers, upcalls as twin_upcalls};

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use vnplug_e2e::Netns;
+
 use crate::row::Result;
 use crate::{streams, sys};
 
@@ -149,20 +151,31 @@ fn run(what: &[&str], begin: Instant, end: Instant) -> Result<()> {
 }
 
 fn take(begin: Instant, end: Instant) -> Result<()> {
-    println!("{}", taken(begin, end)?);
+    println!("{}", taken(begin, end, 1)?);
     Ok(())
 }
 
-/// Takes one stream; the bytes that came between two instants.
-pub(super) fn taken(begin: Instant, end: Instant) -> Result<u64> {
+/// Takes so many streams; the bytes that came of all of them between two instants.
+pub(super) fn taken(begin: Instant, end: Instant, count: usize) -> Result<u64> {
     let listener = TcpListener::bind(("0.0.0.0", PORT))?;
-    let patience = end.saturating_duration_since(Instant::now());
-    Ok(match streams::accept(&listener, patience)? {
-        Some(mut stream) => {
+    let take = || -> std::result::Result<u64, String> {
+        let patience = end.saturating_duration_since(Instant::now());
+        let drain = || -> Result<u64> {
+            let Some(mut stream) = streams::accept(&listener, patience)? else {
+                return Ok(0);
+            };
             streams::drain(&mut stream, begin)?;
-            streams::drain(&mut stream, end)?
+            streams::drain(&mut stream, end)
+        };
+        drain().map_err(|error| error.to_string())
+    };
+    scope(|threads| {
+        let takers: Vec<_> = (0..count).map(|_| threads.spawn(take)).collect();
+        let mut all = 0;
+        for taker in takers {
+            all += taker.join().map_err(|_| "a taker panicked")??;
         }
-        None => 0,
+        Ok(all)
     })
 }
 
@@ -274,14 +287,48 @@ fn of_interfaces(name: &str) -> Result<u64> {
 
 /// One of the kernel's counters of UDP.
 fn of_udp(name: &str) -> Result<u64> {
-    let text = std::fs::read_to_string("/proc/net/snmp")?;
-    let mut lines = text.lines().filter(|line| line.starts_with("Udp:"));
-    let (names, values) = lines.next().zip(lines.next()).ok_or("no counters of UDP")?;
-    let mut both = names.split_whitespace().zip(values.split_whitespace());
-    let value = both.find(|(it, _)| *it == name);
-    Ok(value.ok_or("a counter of UDP is missing")?.1.parse()?)
+    counter(&std::fs::read_to_string(SNMP)?, "Udp:", name)
 }
 
+/// One of the counters in the text of `/proc/net/snmp`.
+fn counter(text: &str, protocol: &str, name: &str) -> Result<u64> {
+    let mut lines = text.lines().filter(|line| line.starts_with(protocol));
+    let missing = || format!("no counter {protocol} {name}");
+    let (names, values) = lines.next().zip(lines.next()).ok_or_else(missing)?;
+    let mut both = names.split_whitespace().zip(values.split_whitespace());
+    let value = both.find(|(it, _)| *it == name);
+    Ok(value.ok_or_else(missing)?.1.parse()?)
+}
+
+/// Segments of TCP that a namespace has sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tcp {
+    /// Without those that were sent again.
+    sent: u64,
+    again: u64,
+}
+
+impl Tcp {
+    /// By the kernel's counters.
+    pub(super) fn of(netns: &Netns) -> Result<Self> {
+        let text = netns.exec(&["cat", SNMP])?;
+        let of = |name| counter(&text, "Tcp:", name);
+        Ok(Self {
+            sent: of("OutSegs")?,
+            again: of("RetransSegs")?,
+        })
+    }
+
+    /// Of a thousand segments since then, how many were sent again.
+    pub(super) fn again_since(self, before: Self) -> f64 {
+        let (sent, again) = (self.sent - before.sent, self.again - before.again);
+        1e3 * again as f64 / (sent.max(1)) as f64
+    }
+}
+
+/// The unit of segments that were sent again.
+pub(super) const AGAIN: &str = "of 1,000 segments";
+const SNMP: &str = "/proc/net/snmp";
 /// How long a stream runs before it is measured.
 pub(super) const WARM_UP: Duration = Duration::from_millis(500);
 /// After the last datagram.

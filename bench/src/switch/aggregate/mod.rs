@@ -2,7 +2,10 @@
 
 mod fit;
 mod requests;
+mod senders;
 mod site;
+
+pub(crate) use senders::senders;
 
 use fit::fit;
 use requests::Requests;
@@ -21,6 +24,7 @@ struct Streams {
     rates: Samples,
     costs: Samples,
     acks: Samples,
+    again: Samples,
 }
 
 impl Streams {
@@ -28,7 +32,8 @@ impl Streams {
         self.rates.push(stream.bulk.gbps);
         self.costs.push(stream.bulk.cpu_s);
         self.acks.push(stream.acks);
-        let Stream { bulk, acks } = stream;
+        self.again.push(stream.again);
+        let Stream { bulk, acks, .. } = stream;
         format!("{:.2} Gb/s, {:.2} s, {acks:.2} ACKs", bulk.gbps, bulk.cpu_s)
     }
 }
@@ -51,13 +56,13 @@ pub(crate) fn aggregate(plan: &Plan) -> Result<Vec<Figure>> {
             site.set(&format!("acks=as-is gro={}", word(limit)))?;
             let to_guest = guest[at].push(&site.to_guest(OURS, plan)?);
             let nic = site.container(&["--gro", &word(limit)])?;
-            let to_container = container[at].push(&site.to_container(&nic, plan)?);
+            let to_container = container[at].push(&site.to_container(&nic, 1, plan)?);
             eprintln!("  round {round}, {limit}: guest {to_guest}; container {to_container}");
         }
         site.set(&format!("acks=expand gro={MENONS}"))?;
         let to_guest = expanded[0].push(&site.to_guest(OURS, plan)?);
         let nic = site.container(&["--gro", &word(MENONS), "--acks", "expand"])?;
-        let to_container = expanded[1].push(&site.to_container(&nic, plan)?);
+        let to_container = expanded[1].push(&site.to_container(&nic, 1, plan)?);
         eprintln!("  round {round}, expanded: guest {to_guest}; container {to_container}");
         for (at, is) in [(0, false), (1, true)] {
             site.kernel_merges(is)?;

@@ -22,7 +22,7 @@ use crate::attached::cpu_time;
 use crate::row::{Plan, Result};
 use crate::switch::guests::{Bulk, Guests, Lan};
 use crate::switch::lans::pair;
-use crate::switch::talk::{WARM_UP, send, taken};
+use crate::switch::talk::{Tcp, WARM_UP, send, taken};
 
 pub(super) const OURS: Lan = Lan {
     interface: "eth0",
@@ -48,6 +48,8 @@ pub(super) struct Stream {
     pub(super) bulk: Bulk,
     /// ACKs that its sender had for each segment.
     pub(super) acks: f64,
+    /// Segments that its sender sent again, of a thousand.
+    pub(super) again: f64,
 }
 
 impl Site {
@@ -110,10 +112,10 @@ impl Site {
         }
     }
 
-    /// A stream to it; its processor time is the switch's and that of `vnplug nic`.
-    pub(super) fn to_container(&self, to: &Station, plan: &Plan) -> Result<Stream> {
+    /// So many streams to it; their processor time is the switch's and that of `vnplug nic`.
+    pub(super) fn to_container(&self, to: &Station, count: usize, plan: &Plan) -> Result<Stream> {
         self.with_acks("far0", || {
-            self.stream(&to.netns, &to.address, plan, || {
+            self.streams(&to.netns, &to.address, count, plan, || {
                 Ok(cpu_time(self.daemon.pid())? + cpu_time(to.cable.pid())?)
             })
         })
@@ -122,29 +124,34 @@ impl Site {
     /// A stream to the container on the bridge; Gb/s.
     pub(super) fn to_inner(&self, plan: &Plan) -> Result<f64> {
         let address = KERNELS.address(CONTAINER);
-        let bulk = self.stream(&self.inner, &address, plan, || Ok(Duration::ZERO))?;
+        let bulk = self.streams(&self.inner, &address, 1, plan, || Ok(Duration::ZERO))?;
         Ok(bulk.gbps)
     }
 
-    fn stream(
+    fn streams(
         &self,
         to: &Netns,
         address: &str,
+        count: usize,
         plan: &Plan,
         spent: impl Fn() -> Result<Duration>,
     ) -> Result<Bulk> {
         let begin = Instant::now() + 2 * WARM_UP;
         let end = begin + plan.time;
-        let take = || taken(begin, end).map_err(|error| error.to_string());
+        let take = || taken(begin, end, count).map_err(|error| error.to_string());
         let give = || send(address, begin, end).map_err(|error| error.to_string());
         scope(|threads| {
             let taker = threads.spawn(|| to.enter(take));
-            let sender = threads.spawn(|| self.far.enter(give));
+            let senders: Vec<_> = (0..count)
+                .map(|_| threads.spawn(|| self.far.enter(give)))
+                .collect();
             std::thread::sleep(begin.saturating_duration_since(Instant::now()));
             let before = spent()?;
             std::thread::sleep(end.saturating_duration_since(Instant::now()));
             let spent = spent()? - before;
-            sender.join().map_err(|_| "the sender panicked")???;
+            for sender in senders {
+                sender.join().map_err(|_| "the sender panicked")???;
+            }
             let bytes = taker.join().map_err(|_| "the taker panicked")???;
             Ok(Bulk::of(bytes, plan.time, spent))
         })
@@ -159,19 +166,27 @@ impl Site {
             };
             Ok([of("rx_packets")?, of("tx_packets")?])
         };
-        let before = read()?;
+        let (before, sent) = (read()?, Tcp::of(&self.far)?);
         let bulk = run()?;
-        let after = read()?;
+        let (after, again) = (read()?, Tcp::of(&self.far)?.again_since(sent));
         let [came, went] = [0, 1].map(|at| after[at] - before[at]);
         Ok(Stream {
             bulk,
             acks: came / went,
+            again,
         })
     }
 
     /// Requests to the guest, beside a stream or alone.
     pub(super) fn requests(&self, plan: &Plan, is_beside: bool) -> Result<Requests> {
         requests::to_guest(&self.guests, &self.far, OURS, plan.time, is_beside)
+    }
+
+    /// How the far machine controls congestion.
+    pub(super) fn control(&self, control: &str) -> Result<()> {
+        let set = format!("net.ipv4.tcp_congestion_control={control}");
+        self.far.exec(&["sysctl", "-qw", &set])?;
+        Ok(())
     }
 
     /// Says something of the guest's port, which is the one behind the uplink's.
