@@ -128,17 +128,16 @@ impl Rule {
 
     /// Whether a port with it is like one without any.
     pub(crate) fn is_idle(&self) -> bool {
-        let Self {
-            is_isolated,
-            is_deaf,
-            is_spared,
-            ..
-        } = *self;
+        self.leaves_known() && !self.is_spared && self.storm.is_none()
+    }
+
+    /// Whether a port with it is like one without any, for frames whose sender and receiver are known: they are no
+    /// part of a storm, and are flooded to nobody.
+    pub(crate) fn leaves_known(&self) -> bool {
         self.is_transparent()
-            && !(is_isolated || is_deaf || is_spared || self.is_shut())
+            && !(self.is_isolated || self.is_deaf || self.is_shut())
             && self.lock == Lock::No
             && self.networks.is_empty()
-            && self.storm.is_none()
     }
 
     /// Goes on from what the port was until now: a loop, and whom it is locked to.

@@ -224,10 +224,9 @@ impl Forwarder {
         rule.unwrap_or(&TRANSPARENT)
     }
 
-    /// Whether it has rules.
-    pub(crate) fn has_rule(&self, port: Number) -> bool {
-        let state = self.states.get(usize::from(port));
-        state.is_some_and(|state| state.rule.is_some())
+    /// Whether it has rules that say something of frames whose sender and receiver are known.
+    pub(crate) fn rules_known(&self, port: Number) -> bool {
+        !self.rule(port).leaves_known()
     }
 
     /// Whether nothing enters or leaves, and whether it is for a loop.

@@ -183,7 +183,7 @@ impl Switch {
         let is_plain = settings.wire.is_plain() && !settings.cuts && !settings.sums;
         // Where only the kernel has an instance, each would let as much pass.
         let has_two_buckets = settings.police > 0 && self.forwarder.judge.is_none();
-        let is_limited = self.forwarder.has_rule(number) || !is_plain || has_two_buckets;
+        let is_limited = self.forwarder.rules_known(number) || !is_plain || has_two_buckets;
         twin.set_upcall(number, is_limited);
     }
 

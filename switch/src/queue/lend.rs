@@ -33,7 +33,7 @@ impl Switch {
             return;
         }
         let settings = self.settings.of(number);
-        let is_left_alone = !self.forwarder.has_rule(number)
+        let is_left_alone = !self.forwarder.rules_known(number)
             && settings.wire.is_plain()
             && !(settings.cuts || settings.sums || settings.expands_acks)
             && (settings.gro, settings.police) == (0, 0);

@@ -62,6 +62,36 @@ fn lanes_forward_what_is_known_and_each_frame_is_counted_once() {
 }
 
 #[test]
+fn a_limit_for_what_is_for_many_leaves_lanes_their_work_and_holds_beside_them() {
+    let served = Served::set("storm=10/s default.stations=100");
+    let (mut one, mut two) = (polite(&served), polite(&served));
+    one.send(&frame(0xfe, 1, 0));
+    assert_eq!(two.next().1, frame(0xfe, 1, 0));
+    two.send(&frame(0xfe, 2, 0));
+    assert_eq!(one.next().1, frame(0xfe, 2, 0));
+    let mut third = polite(&served);
+    for round in 0..2 {
+        let before = forwarded(&served);
+        talk(&mut one, &mut two, (1, 2), 2_000);
+        let lanes = forwarded(&served) - before;
+        assert!(lanes > 1_000, "round {round}: {lanes} of 4,000");
+        let dropped = served.count("in_dropped_storm");
+        for number in 0..200 {
+            one.send(&frame(0xfe, 1, number));
+            if number % 32 == 31 {
+                eventually("its buffers are back", || one.has_sent());
+            }
+        }
+        eventually("most are dropped", || {
+            served.count("in_dropped_storm") > dropped + 100
+        });
+        two.drain();
+    }
+    assert!(third.drain() < 200);
+    served.check_sums();
+}
+
+#[test]
 fn frames_for_many_among_them_overtake_none_and_are_overtaken_by_none() {
     let served = Served::here();
     let (mut one, mut two) = (polite(&served), polite(&served));
