@@ -192,11 +192,13 @@ impl Guests {
         Ok(all_in_time.then_some((bytes, done)))
     }
 
-    /// One stream of TCP from a namespace to the first of them; `spent` is the processor time that counts.
+    /// One stream of TCP from a namespace to the first of them; `control` is how its sender
+    /// controls congestion, if not by default, and `spent` the processor time that counts.
     pub(super) fn takes(
         &self,
         from: &Netns,
         lan: Lan,
+        control: Option<&str>,
         time: Duration,
         spent: impl Fn() -> Result<Duration>,
     ) -> Result<Bulk> {
@@ -205,7 +207,7 @@ impl Guests {
             let taker = self.starts(0, &Talk::Take, window)?;
             let (begin, end) = window.instants();
             let to = lan.address(0);
-            let send = || send(&to, begin, end).map_err(|error| error.to_string());
+            let send = || send(&to, control, begin, end).map_err(|error| error.to_string());
             let spent = scope(|threads| {
                 let sender = threads.spawn(|| from.enter(send));
                 until(begin)?;

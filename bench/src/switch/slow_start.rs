@@ -15,6 +15,7 @@ use std::process::Command;
 use std::thread::scope;
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::set_tcp_congestion;
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, counted, value};
 use vnplug_e2e::station::{Running, Station};
@@ -126,14 +127,12 @@ impl Site {
         let (listener, host) = match sender {
             // It connects to the host's loopback interface for whoever connects to it.
             Sender::Slirp => (listen()?, [10, 0, 2, 2]),
-            Sender::Linux(control) => {
-                if let Some(control) = control {
-                    let set = format!("net.ipv4.tcp_congestion_control={control}");
-                    self.linux.netns.exec(&["sysctl", "-qw", &set])?;
-                }
-                (self.linux.netns.enter(listen)??, [10, 0, 2, 21])
-            }
+            Sender::Linux(_) => (self.linux.netns.enter(listen)??, [10, 0, 2, 21]),
         };
+        if let Sender::Linux(Some(control)) = sender {
+            // Of the connections, too: they have it from who listens.
+            set_tcp_congestion(&listener, control)?;
+        }
         let address = SocketAddr::from((host, listener.local_addr()?.port()));
         let content = vec![0x5a; load.kib << 10];
         let give = || -> std::io::Result<()> {

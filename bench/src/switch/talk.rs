@@ -11,6 +11,7 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::set_tcp_congestion;
 
 use vnplug_e2e::Netns;
 
@@ -132,7 +133,7 @@ fn run(what: &[&str], begin: Instant, end: Instant) -> Result<()> {
         ["answer"] => answer(end),
         // Whoever has begun to ask has its page.
         ["serve"] => serve(end + WARM_UP),
-        ["send", to] => send(to, begin, end),
+        ["send", to] => send(to, None, begin, end),
         ["send-file", to] => {
             let file = streams::file()?;
             let over = || Instant::now() > end;
@@ -226,9 +227,13 @@ fn serve_one(stream: &mut TcpStream, answer: &[u8]) -> std::io::Result<()> {
     stream.write_all(answer)
 }
 
-/// Begins [`WARM_UP`] before the window.
-pub(super) fn send(to: &str, begin: Instant, end: Instant) -> Result<()> {
-    streams::fill(connected(to, begin)?, || Instant::now() > end)
+/// Sends a stream, with this control of congestion or the machine's default; begins [`WARM_UP`] before the window.
+pub(super) fn send(to: &str, control: Option<&str>, begin: Instant, end: Instant) -> Result<()> {
+    let stream = connected(to, begin)?;
+    if let Some(control) = control {
+        set_tcp_congestion(&stream, control)?;
+    }
+    streams::fill(stream, || Instant::now() > end)
 }
 
 fn connected(to: &str, begin: Instant) -> Result<TcpStream> {

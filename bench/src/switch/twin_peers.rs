@@ -170,7 +170,7 @@ pub(crate) fn guest(plan: &Plan) -> Result<Vec<Figure>> {
     for round in 1..=plan.rounds {
         let [twin, takes, gives] = &mut rates;
         twin.push(tcp(&ours, plan.time)?);
-        takes.push(guests.takes(&inner, LAN, plan.time, none)?.gbps);
+        takes.push(guests.takes(&inner, LAN, None, plan.time, none)?.gbps);
         let send = Talk::Send(LAN.address(ASKER));
         gives.push(guests.gives(&send, &inner, plan.time, none)?.gbps);
         let told = rates.each_ref().map(Samples::last);

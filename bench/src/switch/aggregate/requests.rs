@@ -30,7 +30,7 @@ pub(super) fn to_guest(
     guests.answers(time, is_beside, |begin, end| {
         let to = lan.address(0);
         let ask = || ask(&to, begin, end).map_err(|error| error.to_string());
-        let fill = || send(&to, begin, end).map_err(|error| error.to_string());
+        let fill = || send(&to, None, begin, end).map_err(|error| error.to_string());
         scope(|threads| {
             let stream = is_beside.then(|| threads.spawn(|| from.enter(fill)));
             let asked = threads.spawn(|| from.enter(ask));

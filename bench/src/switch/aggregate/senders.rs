@@ -13,7 +13,7 @@ const TO: [(&str, usize); 3] = [("guest", 1), ("container", 1), ("container-x4",
 
 /// Rates, processor time, ACKs and what was sent again.
 pub(crate) fn senders(plan: &Plan) -> Result<Vec<Figure>> {
-    let site = Site::new()?;
+    let mut site = Site::new()?;
     site.guest_merges(false)?;
     let mut all = CONTROLS.map(|_| TO.map(|_| ARMS.map(|_| Streams::default())));
     for round in 1..=plan.rounds {
@@ -22,7 +22,7 @@ pub(crate) fn senders(plan: &Plan) -> Result<Vec<Figure>> {
             site.set(&format!("gro={limit} acks={acks}"))?;
             let nic = site.container(&["--gro", &limit, "--acks", acks])?;
             for (control, all) in CONTROLS.into_iter().zip(&mut all) {
-                site.control(control)?;
+                site.control = Some(control);
                 for ((name, count), all) in TO.into_iter().zip(all) {
                     let stream = match name {
                         "guest" => site.to_guest(OURS, plan)?,

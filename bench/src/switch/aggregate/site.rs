@@ -41,6 +41,8 @@ pub(super) struct Site {
     /// The container on the bridge.
     inner: Netns,
     lab: Lab,
+    /// How the far machine controls congestion, if not by default.
+    pub(super) control: Option<&'static str>,
 }
 
 /// What a stream was like.
@@ -89,6 +91,7 @@ impl Site {
             far,
             inner,
             lab,
+            control: None,
         })
     }
 
@@ -96,9 +99,10 @@ impl Site {
     pub(super) fn to_guest(&self, lan: Lan, plan: &Plan) -> Result<Stream> {
         let wire = if lan.net == OURS.net { "far0" } else { "far1" };
         self.with_acks(wire, || {
-            self.guests.takes(&self.far, lan, plan.time, || {
-                Ok(cpu_time(self.daemon.pid())? + self.guests.cpu_time())
-            })
+            self.guests
+                .takes(&self.far, lan, self.control, plan.time, || {
+                    Ok(cpu_time(self.daemon.pid())? + self.guests.cpu_time())
+                })
         })
     }
 
@@ -138,8 +142,9 @@ impl Site {
     ) -> Result<Bulk> {
         let begin = Instant::now() + 2 * WARM_UP;
         let end = begin + plan.time;
+        let control = self.control;
         let take = || taken(begin, end, count).map_err(|error| error.to_string());
-        let give = || send(address, begin, end).map_err(|error| error.to_string());
+        let give = || send(address, control, begin, end).map_err(|error| error.to_string());
         scope(|threads| {
             let taker = threads.spawn(|| to.enter(take));
             let senders: Vec<_> = (0..count)
@@ -180,13 +185,6 @@ impl Site {
     /// Requests to the guest, beside a stream or alone.
     pub(super) fn requests(&self, plan: &Plan, is_beside: bool) -> Result<Requests> {
         requests::to_guest(&self.guests, &self.far, OURS, plan.time, is_beside)
-    }
-
-    /// How the far machine controls congestion.
-    pub(super) fn control(&self, control: &str) -> Result<()> {
-        let set = format!("net.ipv4.tcp_congestion_control={control}");
-        self.far.exec(&["sysctl", "-qw", &set])?;
-        Ok(())
     }
 
     /// Says something of the guest's port, which is the one behind the uplink's.

@@ -243,7 +243,9 @@ fn measure(site: &Site, arm: &Arm, time: Duration) -> Result<Told> {
         true => site
             .guests
             .gives(&Talk::Send(arm.way.far_address()), &site.far, time, spent)?,
-        false => site.guests.takes(&site.far, arm.way.lan(), time, spent)?,
+        false => site
+            .guests
+            .takes(&site.far, arm.way.lan(), None, time, spent)?,
     };
     let samples = recording.end()?;
     let mut marks = marks.into_inner();

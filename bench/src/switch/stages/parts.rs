@@ -294,7 +294,7 @@ fn of_guest(
     let recording = Recording::begin(lans.lab.dir())?;
     let Bulk { gbps, .. } = match sends {
         true => guests.gives(&Talk::Send(LAN.address(ASKER)), inner, time, mark)?,
-        false => guests.takes(inner, LAN, time, mark)?,
+        false => guests.takes(inner, LAN, None, time, mark)?,
     };
     let samples = recording.end()?;
     let mut marks = marks.into_inner();
