@@ -12,12 +12,28 @@ impl Times {
         self.0.push(took);
     }
 
+    /// All of them, the shortest first.
+    pub fn all(&mut self) -> &[Duration] {
+        self.0.sort_unstable();
+        &self.0
+    }
+
+    /// Prints all of them. Half of them have to be within `limit`: the others may have had no processor.
+    ///
+    /// # Panics
+    /// If they are not.
+    pub fn are_within(&mut self, limit: Duration, what: &str) {
+        eprintln!("{what} took {:?}", self.all());
+        let median = self.at(50);
+        assert!(median < limit, "{what}: {median:?} in the median");
+    }
+
     /// So many of a hundred took at most this.
     ///
     /// # Panics
     /// If it was never done.
     pub fn at(&mut self, percent: usize) -> Duration {
-        self.0.sort_unstable();
-        self.0[(self.0.len() - 1) * percent / 100]
+        let all = self.all();
+        all[(all.len() - 1) * percent / 100]
     }
 }

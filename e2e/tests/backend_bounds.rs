@@ -12,6 +12,7 @@ use vnplug::{BackEnd, BackEndOptions, ChannelOptions, Client, Error, Heard};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::raw::{Holdings, Raw, open};
+use vnplug_e2e::times::Times;
 use vnplug_e2e::user::{USER, as_uid, as_user, open_to_all};
 use vnplug_ring::control::backend::{Register, cost};
 use vnplug_ring::control::{Backend, Message, Role, VmKind, VmSpec, code};
@@ -143,7 +144,7 @@ fn memory_that_is_gone_before_its_program_was_told_leaves_no_descriptors() {
 }
 
 #[test]
-fn memory_that_comes_and_goes_costs_its_back_end_what_rings_cost() {
+fn memory_of_which_a_program_lets_go_again_and_again_costs_what_rings_cost() {
     const EACH: u64 = 64 << 20;
     const TIMES: u64 = 24;
     let lab = Lab::new().unwrap();
@@ -160,6 +161,83 @@ fn memory_that_comes_and_goes_costs_its_back_end_what_rings_cost() {
     let least = Duration::from_secs_f64((worth - 4000.0) / 2000.0 - 0.5);
     let took = began.elapsed();
     assert!(took > least, "{took:?}, not {least:?}");
+}
+
+/// How long a back-end waits for an answer that costs it next to nothing.
+fn waits(back: &mut Raw) -> Duration {
+    let begun = Instant::now();
+    let listed = back.ask(&Message::Backend(Backend::List), 0);
+    assert!(matches!(listed, Message::Backend(Backend::Listed(_))));
+    begun.elapsed()
+}
+
+/// Each program that comes is given much memory. Whoever pays for that waits: who comes again and again, and not the
+/// back-end, of which others ask something.
+#[test]
+fn who_comes_for_memory_again_and_again_waits_and_the_back_end_does_not() {
+    const EACH: u64 = 256 << 20;
+    const ROUNDS: usize = 16;
+    const LONG: Duration = Duration::from_millis(250);
+    let lab = Lab::new().unwrap();
+    let config = open_to_all(&lab, "");
+    let kv = "kv,id=85,uid=0,open=uid:*,memory=1G";
+    let daemon = Daemon::start(&lab, None, &["--config", &config, "--backend", kv]).unwrap();
+    let mut back = raw_back_end(&daemon.socket());
+    let share = |back: &mut Raw, channel| {
+        let region = Message::Backend(Backend::Region {
+            channel,
+            bytes: EACH,
+            writable: true,
+        });
+        let Message::Backend(Backend::Mapped(mapped)) = back.ask(&region, 0) else {
+            panic!("no memory");
+        };
+        drop(back.take_fds());
+        mapped.region
+    };
+    let joins = || {
+        let (socket, begun) = (daemon.socket(), Instant::now());
+        let program = as_user(move || Raw::program(&socket, 85));
+        (program, begun.elapsed())
+    };
+    let mut of_back_end = Times::default();
+    let mut last = (0..ROUNDS).find_map(|round| {
+        let (program, waited) = joins();
+        eprintln!("program {round} was there after {waited:?}");
+        if waited > LONG {
+            return Some(program);
+        }
+        share(&mut back, program.1);
+        of_back_end.push(waits(&mut back));
+        None
+    });
+    let (program, channel) = last.as_mut().expect("it waits before it comes again");
+    of_back_end.are_within(Duration::from_millis(100), "an answer to the back-end");
+    // The control: what a back-end takes back itself, and shares again, it pays, and waits.
+    let again = (0..ROUNDS).find_map(|_| {
+        let region = share(&mut back, *channel);
+        let waited = waits(&mut back);
+        let withdraw = Backend::Withdraw {
+            channel: *channel,
+            region,
+            within_ms: 60_000,
+        };
+        back.send(&Message::Backend(withdraw).encode(7, 0)).unwrap();
+        let asked =
+            |it: &(u32, Message)| matches!(it.1, Message::Backend(Backend::Withdraw { .. }));
+        while !asked(&program.next().unwrap()) {}
+        drop(program.take_fds());
+        let lets_go = Message::Backend(Backend::Withdraw {
+            channel: *channel,
+            region,
+            within_ms: 0,
+        });
+        program.send(&lets_go.encode(0, 0)).unwrap();
+        while back.next().unwrap().0 != 7 {}
+        (waited > LONG).then_some(waited)
+    });
+    eprintln!("a back-end that shares again by itself waited {again:?}");
+    again.expect("it waits");
 }
 
 #[test]

@@ -319,6 +319,13 @@ impl Registry {
         }
     }
 
+    /// The back-end of a channel takes memory back.
+    pub(super) fn take_back(&mut self, number: u32, bytes: u64) {
+        if let Some(channel) = self.channels.get_mut(&number) {
+            channel.take_back(bytes);
+        }
+    }
+
     /// An end wants no more of a channel.
     fn hang_up(&mut self, number: u32, by: Side, reason: &str) {
         if let Some(channel) = self.channels.get_mut(&number) {

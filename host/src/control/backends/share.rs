@@ -27,9 +27,8 @@ const MAX_PIECES: usize = 4096;
 impl Control {
     pub(super) fn region(&mut self, whom: Whom, end: End, wish: RegionWish) -> Result<(), Over> {
         let may = self.may_share(end, wish);
-        if let (Ok((len, _)), Some(session)) = (&may, self.sessions.get(whom.token)) {
-            // As a user's rings do: memory takes its time to commit.
-            session.bucket.borrow_mut().charge_bytes(*len);
+        if let Ok((len, _)) = &may {
+            self.charge_memory(end, wish.channel, *len);
         }
         match may {
             Err(refusal) => self.sessions.answer(whom, Err(refusal)),
@@ -67,6 +66,20 @@ impl Control {
                     true => Ok(()),
                     false => self.came(whom, region, wish),
                 }
+            }
+        }
+    }
+
+    /// Has it paid for, as rings are: memory takes its time to commit. A program may connect, or let go of it, again
+    /// and again, and no other is to wait for that: its owner pays.
+    fn charge_memory(&mut self, back_end: End, channel: u32, len: u64) {
+        let Some((channel, _)) = self.backends.registry.channel_of(back_end, channel) else {
+            return;
+        };
+        let program = channel.end(Side::Program);
+        for (end, bytes) in [back_end, program].into_iter().zip(channel.pay(len)) {
+            if let Some(session) = self.sessions.get(end.token) {
+                session.bucket.borrow_mut().charge_bytes(bytes);
             }
         }
     }
@@ -125,7 +138,7 @@ impl Control {
         number: u32,
     ) -> Result<(&mut channel::Channel, Side), Refusal> {
         let own = self.backends.registry.channel_of(end, number);
-        own.filter(|(_, side)| *side == Side::BackEnd)
+        own.filter(|(channel, side)| *side == Side::BackEnd && !channel.has_ended())
             .ok_or_else(|| no_channel(number))
     }
 
@@ -368,12 +381,14 @@ impl Control {
         let shared = shared.filter(|it| it.owner == end).ok_or_else(no_region)?;
         if matches!(&shared.home, Home::Device { number, .. } if growth.is_coming(*number)) {
             // Its program was not told of it.
+            let registry = &mut self.backends.registry;
+            registry.take_back(shared.channel, shared.len);
             shared.state = State::Asked(Instant::now(), Some(whom));
             self.free_region(region, true);
             return Ok(());
         }
         match shared.state {
-            State::Used => {}
+            State::Used => self.backends.registry.take_back(shared.channel, shared.len),
             State::Coming(..) | State::Asked(_, None) | State::Emptied => return Err(no_region()),
             State::Asked(_, Some(_)) => {
                 let what = format!("region {region} is being withdrawn");
