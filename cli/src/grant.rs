@@ -1,4 +1,4 @@
-//! `vnplug grant`: who may see, send and join what; `vnplug revoke`: ports that are taken back.
+//! `vnplug grant`: who may see, send and join what; `vnplug revoke`: ports and channels that are taken back.
 
 use clap::{ArgGroup, Args, Subcommand};
 use serde_json::{Value, json};
@@ -58,25 +58,31 @@ pub(crate) struct Change {
     once: bool,
 }
 
-/// Takes ports, or one direction of them, from their owners.
+/// Takes ports, or one direction of them, or channels of a back-end from their owners.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("whose").required(true).args(["port", "vm", "uid", "group", "source"]))]
+#[command(group = ArgGroup::new("what").args(["port", "group", "source", "backend"]))]
+#[command(group = ArgGroup::new("whom").args(["vm", "uid"]).conflicts_with_all(["port", "group", "source"]))]
+#[command(group = ArgGroup::new("whose").required(true).multiple(true)
+    .args(["port", "vm", "uid", "group", "source", "backend"]))]
 #[command(after_help = "\
 Examples:
   vnplug revoke --port 7
   vnplug revoke --vm probe --sending
   vnplug revoke --source eth1 --receiving
+  vnplug revoke --backend kv               # all channels of a back-end
+  vnplug revoke --backend kv --vm probe    # those of this virtual machine
 
 When the command returns, nothing more is received or sent by these ports, and what waited to be sent is
-dropped. It does not keep anybody from opening a port again: `vnplug grant rm` does, and revokes as well.")]
+dropped. It does not keep anybody from opening a port again: `vnplug grant rm` does, and revokes as well.
+Of a channel nothing more is said to either side; the back-end's memory is withdrawn.")]
 pub(crate) struct RevokeArgs {
     /// The port of this number, which `vnplug stats` shows
     #[arg(long, value_name = "NUMBER")]
     port: Option<u32>,
-    /// All ports of a virtual machine
+    /// All ports of a virtual machine; with --backend, its channels
     #[arg(long, value_name = "NAME")]
     vm: Option<String>,
-    /// All ports of a user
+    /// All ports of a user; with --backend, its channels
     #[arg(long, value_name = "UID")]
     uid: Option<u32>,
     /// All members of the groups of a name
@@ -85,11 +91,14 @@ pub(crate) struct RevokeArgs {
     /// All ports of a source, or of one port of a switch
     #[arg(long, value_name = "NAME")]
     source: Option<String>,
+    /// All channels of the back-end of this name, and no ports
+    #[arg(long, value_name = "NAME")]
+    backend: Option<String>,
     /// Receiving alone; the ports may still send
-    #[arg(long, conflicts_with = "sending")]
+    #[arg(long, conflicts_with_all = ["sending", "backend"])]
     receiving: bool,
     /// Sending alone; the ports may still receive
-    #[arg(long)]
+    #[arg(long, conflicts_with = "backend")]
     sending: bool,
 }
 
@@ -129,7 +138,7 @@ impl RevokeArgs {
         let whose = self.whose().ok_or_else(|| {
             Failure::with_code(
                 USAGE,
-                "whose ports? --port, --vm, --uid, --group or --source",
+                "whose ports? --port, --vm, --uid, --group or --source; or --backend",
             )
         })?;
         connect()?.revoke(Revoke {
@@ -141,6 +150,14 @@ impl RevokeArgs {
     }
 
     fn whose(&self) -> Option<Whose> {
+        if let Some(backend) = &self.backend {
+            let vm = self.vm.as_ref().map(|name| format!("vm:{name}"));
+            let user = self.uid.map(|uid| format!("uid:{uid}"));
+            return Some(Whose::Channels {
+                backend: backend.clone(),
+                whose: vm.or(user).unwrap_or_else(|| "*".to_owned()),
+            });
+        }
         None.or(self.port.map(Whose::Port))
             .or(self.vm.clone().map(Whose::Vm))
             .or(self.uid.map(Whose::User))

@@ -103,7 +103,7 @@ enum {
     VNPLUG_E_LIMIT = -15,       /* a limit of the operator is reached */
     VNPLUG_E_UNAVAILABLE = -16, /* the agent cannot reach the host at this moment; nobody is the back-end */
     VNPLUG_E_FULL = -17,        /* the other side has not taken what was said before */
-    VNPLUG_E_GONE = -20,        /* the host closed the port */
+    VNPLUG_E_GONE = -20,        /* the host closed the port, or an operator revoked the channel */
     VNPLUG_E_QUARANTINED = -21, /* this reader's side of the ring was overwritten */
     VNPLUG_E_CORRUPT = -22,     /* the ring was overwritten, or has an unknown layout */
     VNPLUG_E_SYSTEM = -23,      /* a system call failed */
@@ -535,7 +535,8 @@ void vnplug_list_free(struct vnplug_device *devices, size_t count);
  * comes from the other side are a stranger's bytes.
  *
  * Both live through restarts: of the daemon, of a guest's agent, of the back-end. `next` says
- * VNPLUG_NEWS_GONE, tries again by itself while it waits, and then says VNPLUG_NEWS_BACK.
+ * VNPLUG_NEWS_GONE, tries again by itself while it waits, and then says VNPLUG_NEWS_BACK. A channel that an operator
+ * revoked is not opened again: after VNPLUG_NEWS_GONE `next` says VNPLUG_E_GONE.
  */
 
 /* What happened: vnplug_news.kind. */

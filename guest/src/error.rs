@@ -43,7 +43,7 @@ pub enum Error {
         /// Its words.
         text: String,
     },
-    /// The port was closed by the host, for this reason.
+    /// The port was closed by the host, or a channel by an operator, for this reason.
     Gone(String),
     /// The host stopped serving this port because the reader's indices made no sense: some other
     /// code in this process, or another process that maps the ring, wrote to it.
@@ -124,7 +124,7 @@ impl std::fmt::Display for Error {
                 "the other side speaks protocol version {theirs}, this library {ours}: update one"
             ),
             Self::Refused { text, .. } => f.write_str(text),
-            Self::Gone(reason) => write!(f, "the port is gone: {reason}"),
+            Self::Gone(reason) => write!(f, "the host closed it: {reason}"),
             Self::Quarantined => f.write_str(
                 "the port is quarantined: this reader's side of the ring was overwritten",
             ),

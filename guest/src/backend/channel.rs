@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use vnplug_ring::control::backend::{BackendInfo, Connect, Connected};
-use vnplug_ring::control::{Backend, Message};
+use vnplug_ring::control::{Backend, Message, REVOKED_CHANNEL};
 
 use super::credit::Credit;
 use super::shared::SharedMemory;
@@ -47,13 +47,14 @@ pub enum Told {
         within: Duration,
     },
     /// The back-end, the daemon or the host is gone, or ended the channel. What was shared are zeros now. The
-    /// channel is opened again by itself, as soon as that can be; then comes [`Back`](Self::Back).
+    /// channel is opened again by itself, as soon as that can be; then comes [`Back`](Self::Back). If an operator
+    /// revoked it, it is not: the next call says [`Error::Gone`].
     Gone(String),
     /// The channel is open again: a new one, of which the back-end knows nothing.
     Back,
 }
 
-/// A channel to a back-end, opened again by itself.
+/// A channel to a back-end, opened again by itself unless an operator revoked it.
 #[derive(Debug)]
 pub struct Channel {
     options: ChannelOptions,
@@ -61,6 +62,8 @@ pub struct Channel {
     /// What happened and was not told.
     news: VecDeque<Told>,
     memory: BTreeMap<u32, Piece>,
+    /// It is not opened again.
+    is_revoked: bool,
     retry_at: Instant,
     /// Stands in for the connection while there is none, for who polls: it is never ready.
     idle: OwnedFd,
@@ -209,6 +212,7 @@ impl Channel {
             link,
             news: VecDeque::new(),
             memory: BTreeMap::new(),
+            is_revoked: false,
             retry_at: Instant::now() + RETRY,
             idle,
         })
@@ -229,7 +233,8 @@ impl Channel {
     /// What happened next; waits for it at most `limit` (`None`: for ever). `Ok(None)`: nothing until then.
     ///
     /// # Errors
-    /// What time does not heal: the grant is gone, or the other side speaks nonsense.
+    /// What time does not heal: [`Error::Gone`], an operator revoked the channel; the grant is gone, or the other
+    /// side speaks nonsense.
     pub fn next(&mut self, limit: Option<Duration>) -> Result<Option<Told>, Error> {
         let until = deadline(limit);
         loop {
@@ -259,10 +264,10 @@ impl Channel {
     ///
     /// # Errors
     /// [`Error::Full`]: take what happened by [`next`](Self::next), then try again. [`Error::Disconnected`]:
-    /// it is not open now. [`Error::Invalid`]: more than 65,536 bytes.
+    /// it is not open now. [`Error::Gone`]: an operator revoked it. [`Error::Invalid`]: more than 65,536 bytes.
     pub fn send(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.catch_up();
-        let link = self.link.as_mut().ok_or(Error::Disconnected)?;
+        let link = self.open_link()?;
         let said = link.credit.say(bytes)?;
         self.tell(said)
     }
@@ -270,9 +275,9 @@ impl Channel {
     /// An event happened so many times.
     ///
     /// # Errors
-    /// [`Error::Disconnected`], [`Error::Invalid`]: the back-end does not have it.
+    /// [`Error::Disconnected`], [`Error::Gone`], [`Error::Invalid`]: the back-end does not have it.
     pub fn event(&mut self, event: u8, count: u64) -> Result<(), Error> {
-        let link = self.link.as_mut().ok_or(Error::Disconnected)?;
+        let link = self.open_link()?;
         let happened = link.credit.event(event, count)?;
         self.tell(happened)
     }
@@ -389,7 +394,10 @@ impl Channel {
                     self.news.push_back(Told::Withdraw { region, within });
                 }
             }
-            Backend::Hangup { reason, .. } => self.lose(&reason),
+            Backend::Hangup { reason, .. } => {
+                self.is_revoked = reason == REVOKED_CHANNEL;
+                self.lose(&reason);
+            }
             _ => {}
         }
         Ok(())
@@ -405,8 +413,16 @@ impl Channel {
         }
     }
 
+    fn open_link(&mut self) -> Result<&mut Link, Error> {
+        let closed = match self.is_revoked {
+            true => Error::Gone(REVOKED_CHANNEL.to_owned()),
+            false => Error::Disconnected,
+        };
+        self.link.as_mut().ok_or(closed)
+    }
+
     fn tell(&mut self, what: Backend) -> Result<(), Error> {
-        let link = self.link.as_mut().ok_or(Error::Disconnected)?;
+        let link = self.open_link()?;
         let told = link.tell(what);
         if let Err(error) = &told {
             self.lose(&error.to_string());
@@ -435,6 +451,9 @@ impl Channel {
 
     /// Tries to open it again until then; false if it cannot be.
     fn reopen(&mut self, until: Instant) -> Result<bool, Error> {
+        if self.is_revoked {
+            return Err(Error::Gone(REVOKED_CHANNEL.to_owned()));
+        }
         loop {
             let now = Instant::now();
             let next = self.retry_at.min(until);

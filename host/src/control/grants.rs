@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use vnplug_ring::control::{
     Counted, FilterSpec, Grant, GrantAction, GrantKind, GrantRequest, Message, REVOKED, Revoke,
-    code,
+    Whose, code,
 };
 
 use super::Control;
@@ -124,6 +124,14 @@ impl Control {
                 if what == Revoked::default() {
                     let what = "nothing to revoke: receiving, sending, or both";
                     return Err(Refusal::new(code::INVALID, what));
+                }
+                if let Whose::Channels { backend, whose } = &revoke.whose {
+                    if what != Revoked::WHOLE {
+                        let what = "a channel is revoked as a whole: receiving and sending";
+                        return Err(Refusal::new(code::INVALID, what));
+                    }
+                    self.revoke_channels(backend, whose)?;
+                    return Ok(Step::Done(Ok(Message::Done)));
                 }
                 let ports = self.hub.meant(&revoke.whose)?;
                 log::info!(

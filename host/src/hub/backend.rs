@@ -116,13 +116,13 @@ impl OpenTo {
     ///
     /// # Errors
     /// The word that is none.
-    pub(super) fn list(text: &str) -> Result<Vec<Self>, String> {
+    pub(crate) fn list(text: &str) -> Result<Vec<Self>, String> {
         let one = |word: &str| Self::parse(word).ok_or_else(|| word.to_owned());
         text.split('+').map(one).collect()
     }
 
     /// Whether this one is meant.
-    pub(super) fn is(&self, viewer: &Peer) -> bool {
+    pub(crate) fn is(&self, viewer: &Peer) -> bool {
         match (self, viewer) {
             (Self::All, _) | (Self::Vms, Peer::Vm(_)) | (Self::Users, Peer::User(_)) => true,
             (Self::One(one), viewer) => one == viewer,

@@ -92,6 +92,7 @@ impl Hub {
             Whose::User(uid) => it.owner == Peer::User(*uid),
             Whose::Vm(name) => matches!(&it.owner, Peer::Vm(own) if own == name),
             Whose::Group(name) => it.group.as_ref().is_some_and(|key| key.name == *name),
+            Whose::Channels { .. } => false,
             Whose::Source(_) => named.is_some_and(|named| {
                 let port = it.member.or(it.only);
                 it.source == named.source

@@ -119,7 +119,7 @@ impl Hub {
                     close_entered(board, |port, _| named.port.is_none_or(|only| port == only));
                 }
             }
-            Whose::Port(_) | Whose::Vm(_) | Whose::Group(_) => {}
+            Whose::Port(_) | Whose::Vm(_) | Whose::Group(_) | Whose::Channels { .. } => {}
         }
     }
 

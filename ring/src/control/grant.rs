@@ -2,7 +2,7 @@
 
 use super::wire::{Malformed, Reader, Writer};
 
-/// Ends ports, or one direction of them, whatever their owners say.
+/// Ends ports, or one direction of them, or channels of a back-end, whatever their owners say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Revoke {
     /// Whose.
@@ -13,7 +13,7 @@ pub struct Revoke {
     pub sending: bool,
 }
 
-/// Which ports are meant.
+/// Which ports are meant, or channels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Whose {
     /// The port of this number.
@@ -26,6 +26,13 @@ pub enum Whose {
     Group(String),
     /// Those of this source, with or without `host:`.
     Source(String),
+    /// Channels of a back-end, and no ports. A channel is taken as a whole.
+    Channels {
+        /// The back-end's name.
+        backend: String,
+        /// Of which programs: `vm:NAME`, `uid:N`, `vm:*`, `uid:*` or `*`, several with `+` between them.
+        whose: String,
+    },
 }
 
 /// Asks for the grants, or changes them. A grant is written as on the daemon's command line.
@@ -78,18 +85,23 @@ impl Revoke {
             Whose::Vm(name) => (VM, 0, name.as_str()),
             Whose::Group(name) => (GROUP, 0, name.as_str()),
             Whose::Source(name) => (SOURCE, 0, name.as_str()),
+            Whose::Channels { backend, .. } => (CHANNELS, 0, backend.as_str()),
         };
         w.u8(what);
         w.u32(number);
         w.text(name);
         w.u8(u8::from(self.receiving));
         w.u8(u8::from(self.sending));
+        if let Whose::Channels { whose, .. } = &self.whose {
+            w.text(whose);
+        }
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
         let what = r.u8("whose")?;
         let number = r.u32("number")?;
         let name = r.text("name")?;
+        let (receiving, sending) = (r.flag("receiving")?, r.flag("sending")?);
         Ok(Self {
             whose: match what {
                 PORT => Whose::Port(number),
@@ -97,10 +109,14 @@ impl Revoke {
                 VM => Whose::Vm(name),
                 GROUP => Whose::Group(name),
                 SOURCE => Whose::Source(name),
+                CHANNELS => Whose::Channels {
+                    backend: name,
+                    whose: r.text("whose channels")?,
+                },
                 _ => return Err(Malformed::Value("whose", u64::from(what))),
             },
-            receiving: r.flag("receiving")?,
-            sending: r.flag("sending")?,
+            receiving,
+            sending,
         })
     }
 }
@@ -153,3 +169,4 @@ const USER: u8 = 2;
 const VM: u8 = 3;
 const GROUP: u8 = 4;
 const SOURCE: u8 = 5;
+const CHANNELS: u8 = 6;

@@ -240,6 +240,14 @@ fn every_message() -> Vec<Message> {
             receiving: true,
             sending: false,
         }),
+        Message::Revoke(Revoke {
+            whose: Whose::Channels {
+                backend: "kv".into(),
+                whose: "vm:probe".into(),
+            },
+            receiving: true,
+            sending: true,
+        }),
         Message::Grants(GrantRequest::Change {
             action: GrantAction::Set,
             kind: GrantKind::Send,

@@ -90,6 +90,9 @@ pub const ENTRANCE_PREFIX: &str = "entrance_";
 /// What [`Message::Gone`] says of a port that an operator revoked: its reader does not open it again, also if
 /// it reads this before its rings say so, or when they are freed already.
 pub const REVOKED: &str = "an operator revoked the port";
+/// What [`Backend::Hangup`] says of a channel that an operator revoked: its program does not open it again. The
+/// daemon passes no such reason that comes from the other end.
+pub const REVOKED_CHANNEL: &str = "an operator revoked the channel";
 
 /// Where the daemon (on a host) or the agent (in a guest) listens, unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/vnplug/vnplug.sock";

@@ -33,7 +33,8 @@ use self::registry::{Registry, WINDOWS};
 use super::Control;
 use super::session::Over;
 use super::waiting::Whom;
-use crate::hub::{BackendGrant, Peer, Refusal};
+use crate::control::request::quoted;
+use crate::hub::{BackendGrant, OpenTo, Peer, Refusal};
 
 /// Messages for one connection in a turn.
 const TURN: usize = 32;
@@ -220,6 +221,27 @@ impl Control {
         for region in self.backends.regions.of_program(is_gone) {
             self.free_region(region, true);
         }
+    }
+
+    /// An operator ends channels of a back-end. Their programs have some time to let go of memory.
+    pub(super) fn revoke_channels(&mut self, backend: &str, whose: &str) -> Result<(), Refusal> {
+        let whose = OpenTo::list(whose).map_err(|word| {
+            let what = format!("{word:?} is nobody: write vm:NAME, uid:N, vm:*, uid:* or *");
+            Refusal::new(code::INVALID, what)
+        })?;
+        let is_meant = |owner: &Peer| whose.iter().any(|it| it.is(owner));
+        let ended = self.backends.registry.revoke(backend, is_meant)?;
+        log::info!(
+            target: "backend",
+            "an operator revokes {} channels of back-end {}",
+            ended.len(),
+            quoted(backend)
+        );
+        let now = Instant::now();
+        for channel in ended {
+            self.backends.regions.channel_is_over(channel, now);
+        }
+        Ok(())
     }
 
     /// A VM is detached: its pool is no more.

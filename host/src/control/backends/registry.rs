@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use vnplug_ring::control::backend::{
     BackendInfo, Connect, Connected, Joined, MAX_EVENTS, Register, WINDOW,
 };
-use vnplug_ring::control::{Backend, Counted, code};
+use vnplug_ring::control::{Backend, Counted, REVOKED_CHANNEL, code};
 
 use super::channel::{Channel, End, Side};
 use crate::control::request::{cut, quoted};
@@ -19,6 +19,8 @@ use crate::hub::{BackendGrant, Peer, Refusal};
 const MAX_CHANNELS: usize = 64;
 /// Bytes that may wait in a channel, both ways.
 pub(super) const WINDOWS: u64 = 2 * WINDOW;
+/// Why a channel is over whose other end says what only the daemon may.
+const ENDED: &str = "the other side ended it";
 /// As many characters of a program's label the back-end is told.
 const MAX_LABEL: usize = 64;
 
@@ -270,7 +272,12 @@ impl Registry {
             return false;
         };
         if let Backend::Hangup { reason, .. } = said {
-            self.hang_up(number, side, &reason);
+            // Only an operator has a program told that.
+            let reason = match reason == REVOKED_CHANNEL {
+                true => ENDED,
+                false => &reason,
+            };
+            self.hang_up(number, side, reason);
             return true;
         }
         let to = side.other();
@@ -312,17 +319,17 @@ impl Registry {
         }
     }
 
-    /// A region of a channel is no more.
-    pub(super) fn forget_region(&mut self, number: u32, region: u32) {
-        if let Some(channel) = self.channels.get_mut(&number) {
-            channel.forget_region(region);
-        }
-    }
-
     /// The back-end of a channel takes memory back.
     pub(super) fn take_back(&mut self, number: u32, bytes: u64) {
         if let Some(channel) = self.channels.get_mut(&number) {
             channel.take_back(bytes);
+        }
+    }
+
+    /// A region of a channel is no more.
+    pub(super) fn forget_region(&mut self, number: u32, region: u32) {
+        if let Some(channel) = self.channels.get_mut(&number) {
+            channel.forget_region(region);
         }
     }
 
@@ -333,6 +340,34 @@ impl Registry {
         }
         self.is_ready(number);
         self.forget_if_over(number);
+    }
+
+    /// Ends channels of a back-end for both sides, which are told: their numbers. What waits in them is said to
+    /// nobody any more.
+    pub(super) fn revoke(
+        &mut self,
+        backend: &str,
+        is_meant: impl Fn(&Peer) -> bool,
+    ) -> Result<Vec<u32>, Refusal> {
+        let id = self.grants.iter().find(|it| it.name == backend);
+        let id = id.map(|it| it.id).ok_or_else(|| {
+            let what = format!(
+                "no back-end {}; `vnplug backends` shows them",
+                quoted(backend)
+            );
+            Refusal::new(code::NOT_FOUND, what)
+        })?;
+        let own = self.channels.values_mut();
+        let own = own.filter(|it| it.backend == id && is_meant(&it.owner));
+        let mut ended = Vec::new();
+        for channel in own {
+            channel.end_for_both(REVOKED_CHANNEL);
+            ended.push(channel.number);
+        }
+        for number in &ended {
+            self.is_ready(*number);
+        }
+        Ok(ended)
     }
 
     /// A connection is gone, or (`app`) an application of it: the channels that end with it.
@@ -511,6 +546,48 @@ mod tests {
         assert!(matches!(last, Backend::Hangup { channel, .. } if channel == first.channel));
         connect(&mut registry, 32).unwrap();
         assert_eq!(connect(&mut registry, 33).unwrap_err().code, code::LIMIT);
+    }
+
+    #[test]
+    fn who_is_meant_is_told_that_an_operator_revoked_the_channel_and_nobody_else() {
+        let mut registry = registry("9");
+        register(&mut registry, 20).unwrap();
+        let [first, second] = [30, 31].map(|token| connect(&mut registry, token).unwrap().channel);
+        let other = Peer::Vm("other".into());
+        assert_eq!(
+            registry.revoke("kv", |owner| *owner == other).unwrap(),
+            [0; 0]
+        );
+        let said = |channel| Backend::Say {
+            channel,
+            bytes: vec![7],
+        };
+        let program = |token| End { token, app: 0 };
+        while registry.next(20).is_some() {}
+        registry.pass(program(30), first, said(first));
+        let ended = registry.revoke("kv", |owner| *owner == Peer::User(1));
+        assert_eq!(ended.unwrap(), [first, second]);
+        // What waited is not said any more, nor what comes.
+        assert!(!registry.pass(program(30), first, said(first)));
+        for (token, channel) in [(20, first), (20, second), (30, first), (31, second)] {
+            let reason = REVOKED_CHANNEL.to_owned();
+            let hung_up = Backend::Hangup { channel, reason };
+            assert_eq!(registry.next(token).map(|(_, what, _)| what), Some(hung_up));
+        }
+        assert!(registry.next(20).is_none() && registry.channels.is_empty());
+        assert!(registry.revoke("dns", |_| true).is_err());
+    }
+
+    #[test]
+    fn no_end_says_that_an_operator_revoked_a_channel() {
+        let mut registry = registry("9");
+        register(&mut registry, 20).unwrap();
+        let channel = connect(&mut registry, 30).unwrap().channel;
+        let reason = REVOKED_CHANNEL.to_owned();
+        let back = End { token: 20, app: 0 };
+        assert!(registry.pass(back, channel, Backend::Hangup { channel, reason }));
+        let (_, told, _) = registry.next(30).unwrap();
+        assert!(matches!(told, Backend::Hangup { reason, .. } if reason == ENDED));
     }
 
     #[test]
