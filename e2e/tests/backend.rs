@@ -398,12 +398,9 @@ fn death_of_either_side_is_told_and_what_comes_again_is_served() {
     let region = back.share(number, 4096, true).unwrap();
     assert_eq!(told(&mut program), Told::Shared { region });
     program.memory(region).unwrap().store(0, 5).unwrap();
-    // The back-end goes.
-    let began = Instant::now();
+    // The back-end goes. How soon that is told: `guest/tests/it/back_ends.rs`.
     drop(back);
     assert!(matches!(told(&mut program), Told::Gone(_)));
-    let took = began.elapsed();
-    assert!(took < Duration::from_millis(100), "{took:?}");
     assert_eq!(program.memory(region).unwrap().load(0).unwrap(), 0);
     assert_eq!(program.send(b"?"), Err(Error::Disconnected));
     let missing = ChannelOptions::new("kv").socket(daemon.socket()).open();

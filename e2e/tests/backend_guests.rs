@@ -4,18 +4,21 @@
 
 use std::collections::BTreeSet;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use vnplug::{BackEnd, BackEndOptions, Error, Heard};
 use vnplug_e2e::attached::{AttachedUml, agent, everything, image};
 use vnplug_e2e::daemon::Daemon;
 use vnplug_e2e::groups::boot;
+use vnplug_e2e::times::Times;
 use vnplug_e2e::user::{USER, open_to_all};
 use vnplug_e2e::{Guest, Job, Lab, Machine, container};
-use vnplug_ring::control::code;
+use vnplug_ring::control::{REVOKED_CHANNEL, code};
 use vnplug_testing::{Deadline, PATIENCE, eventually};
 
 const SOON: Option<Duration> = Some(Duration::from_secs(60));
+/// How often each side dies.
+const DEATHS: usize = 11;
 
 fn daemon(lab: &Lab, more: &str) -> Daemon {
     let kv = format!("kv,id=85,uid=0,open=vm:*,memory=16M{more}");
@@ -251,33 +254,75 @@ fn is_emptied(guest: &Guest, back: &mut BackEnd, whose: &str) {
     }
 }
 
-#[test]
-fn programs_in_a_uml_speak_to_a_back_end_and_share_memory_of_the_pool() {
-    let lab = Lab::new().unwrap();
-    let daemon = daemon(&lab, ",pool=yes");
-    let uml = AttachedUml::boot(&lab, &daemon, "uml", everything(), image().unwrap());
-    let uml = uml.unwrap_or_else(|error| panic!("{error}"));
-    let _agent = agent(&uml.guest).unwrap();
-    let mut back = back_end(&daemon);
-    speaks(&uml.guest, &mut back, "vm:uml");
-    floods(&uml.guest, &mut back);
-    shares(&uml.guest, &mut back, "vm:uml");
-    is_emptied(&uml.guest, &mut back, "vm:uml");
-    // All of it is free again.
-    let free = || {
-        let counters = daemon.counters();
-        let vm = counters.iter().find(|it| it.kind == "vm").unwrap();
-        let value = |name: &str| vm.values.iter().find(|it| it.0 == name).unwrap().1;
-        value("pool_free") + 4096 == value("pool_bytes")
-    };
-    eventually("the pool is free", free);
-    // Death of the back-end is told to a program that waits, in the guest, within a tenth of a second. The guest's shell
-    // says when by a file that we see, too: to ask a guest takes it as long.
-    let told = uml.guest.shared_dir().unwrap().join("told");
-    let mut soonest = Duration::MAX;
-    for _ in 0..5 {
-        let program = uml.guest.spawn(
-            "vnplug channel kv -c 1 <>/tmp/quiet 2>&1 | \
+/// The daemon is killed under a program with memory, and started again: program and back-end go on by themselves.
+fn resumes(uml: &AttachedUml, daemon: &mut Daemon, back: &mut BackEnd) {
+    let command = "vnplug channel kv --dump 32 <>/tmp/quiet 2>&1";
+    let program = uml.guest.spawn(command).unwrap();
+    let channel = joined(back, "vm:uml");
+    let before = back.share(channel, 1 << 20, true).unwrap();
+    back.memory(before).unwrap().write(0, b"before").unwrap();
+    back.event(channel, 0, 1).unwrap();
+    shows(&program, &format!("memory {before} begins: before"));
+    daemon.kill();
+    daemon.launch().unwrap();
+    uml.adopt_again(daemon);
+    assert!(matches!(heard(back), Heard::Left { channel: of, .. } if of == channel));
+    assert!(matches!(heard(back), Heard::Gone(_)));
+    assert_eq!(heard(back), Heard::Back);
+    let channel = joined(back, "vm:uml");
+    shows(&program, "# gone");
+    shows(&program, "# back");
+    // Messages both ways, events, and memory; what was shared before are zeros.
+    let says = uml.guest.run("echo again >/tmp/quiet", PATIENCE).unwrap();
+    assert_eq!(says.status, 0);
+    assert!(
+        matches!(heard(back), Heard::Message { channel: of, bytes } if of == channel && bytes == b"again")
+    );
+    back.send(channel, b"heard").unwrap();
+    shows(&program, "heard");
+    let after = back.share(channel, 1 << 20, true).unwrap();
+    back.memory(after).unwrap().write(0, b"after").unwrap();
+    back.event(channel, 0, 1).unwrap();
+    shows(&program, &format!("memory {after} begins: after"));
+    let said = program.peek(8192).unwrap();
+    let emptied = format!("memory {before} begins:");
+    let shown = said.lines().rfind(|line| line.contains(&emptied));
+    assert!(shown.unwrap().trim_end().ends_with("begins:"), "{said}");
+    assert!(back.withdraw(after, Duration::from_secs(30)).unwrap());
+    program.signal("KILL").unwrap();
+    assert!(matches!(heard(back), Heard::Left { channel: of, .. } if of == channel));
+}
+
+/// What an operator revokes is over for the program, which ends by that, and for the back-end.
+fn is_revoked(guest: &Guest, daemon: &Daemon, back: &mut BackEnd) {
+    let command = "vnplug channel kv --dump 32 <>/tmp/quiet 2>&1";
+    let program = guest.spawn(command).unwrap();
+    let channel = joined(back, "vm:uml");
+    let region = back.share(channel, 4096, true).unwrap();
+    back.memory(region).unwrap().write(0, b"shared").unwrap();
+    back.event(channel, 0, 1).unwrap();
+    shows(&program, "begins: shared");
+    let (status, text) = daemon.vnplug(&["revoke", "--backend", "kv", "--vm", "uml"]);
+    assert_eq!(status, Some(0), "{text}");
+    assert!(matches!(heard(back), Heard::Left { channel: of, reason }
+        if of == channel && reason == REVOKED_CHANNEL));
+    let said = program.wait(PATIENCE).unwrap();
+    assert!(
+        said.status != 0 && said.text().contains(REVOKED_CHANNEL),
+        "{}",
+        said.text()
+    );
+}
+
+/// Death of the back-end, and of a program, in the guest.
+fn deaths_are_told(guest: &Guest, daemon: &Daemon, mut back: BackEnd) -> BackEnd {
+    let file = |name: &str| guest.shared_dir().unwrap().join(name);
+    // The guest's shell says when by files that we see, too: to ask a guest takes it as long.
+    let (told, dies) = (file("told"), file("dies"));
+    let [mut of_back_end, mut of_program] = [Times::default(), Times::default()];
+    for _ in 0..DEATHS {
+        let program = guest.spawn(
+            "vnplug channel kv <>/tmp/quiet 2>&1 | \
              while read -r line; do case $line in '# gone'*) echo >/host/told;; esac; done",
         );
         let program = program.unwrap();
@@ -289,18 +334,51 @@ fn programs_in_a_uml_speak_to_a_back_end_and_share_memory_of_the_pool() {
             deadline.check();
             std::thread::sleep(Duration::from_millis(1));
         }
-        soonest = soonest.min(begin.elapsed());
+        of_back_end.push(begin.elapsed());
         std::fs::remove_file(&told).unwrap();
-        // It comes again by itself.
-        back = back_end(&daemon);
+        // It comes again by itself, and is killed.
+        back = back_end(daemon);
         let channel = joined(&mut back, "vm:uml");
-        back.send(channel, b"bye").unwrap();
-        assert!(program.wait(PATIENCE).unwrap().success());
-        assert!(matches!(heard(&mut back), Heard::Left { .. }));
+        let kill = "program=$(pidof vnplug | tr ' ' '\n' | sort -n | tail -1); \
+                    echo >/host/dies; kill -9 $program";
+        let kills = guest.spawn(kill).unwrap();
+        assert!(matches!(heard(&mut back), Heard::Left { channel: of, .. } if of == channel));
+        let now = SystemTime::now();
+        assert_eq!(kills.wait(PATIENCE).unwrap().status, 0);
+        let died = std::fs::metadata(&dies).unwrap().modified().unwrap();
+        of_program.push(now.duration_since(died).unwrap_or_default());
+        std::fs::remove_file(&dies).unwrap();
+        program.wait(PATIENCE).unwrap();
     }
-    eprintln!("its death is told after {soonest:?}");
-    // The others may have had no processor.
-    assert!(soonest < Duration::from_millis(100), "{soonest:?}");
+    let soon = Duration::from_millis(100);
+    of_back_end.are_within(soon, "to tell the guest of the back-end's death");
+    of_program.are_within(soon, "to tell of the death of a program in the guest");
+    back
+}
+
+#[test]
+fn programs_in_a_uml_speak_to_a_back_end_and_share_memory_of_the_pool() {
+    let lab = Lab::new().unwrap();
+    let mut daemon = daemon(&lab, ",pool=yes");
+    let uml = AttachedUml::boot(&lab, &daemon, "uml", everything(), image().unwrap());
+    let uml = uml.unwrap_or_else(|error| panic!("{error}"));
+    let _agent = agent(&uml.guest).unwrap();
+    let mut back = back_end(&daemon);
+    speaks(&uml.guest, &mut back, "vm:uml");
+    floods(&uml.guest, &mut back);
+    shares(&uml.guest, &mut back, "vm:uml");
+    is_emptied(&uml.guest, &mut back, "vm:uml");
+    resumes(&uml, &mut daemon, &mut back);
+    is_revoked(&uml.guest, &daemon, &mut back);
+    // All of it is free again.
+    let free = || {
+        let counters = daemon.counters();
+        let vm = counters.iter().find(|it| it.kind == "vm").unwrap();
+        let value = |name: &str| vm.values.iter().find(|it| it.0 == name).unwrap().1;
+        value("pool_free") + 4096 == value("pool_bytes")
+    };
+    eventually("the pool is free", free);
+    let mut back = deaths_are_told(&uml.guest, &daemon, back);
     // Death of the guest's agent is told.
     let program = uml
         .guest

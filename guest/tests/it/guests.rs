@@ -10,24 +10,7 @@ use vnplug_e2e::{Guest, Image, Job, Lab, Qemu, QemuConfig, Qmp, Uml, UmlConfig};
 use vnplug_ring::control::{Message, VIRTIO_PORT_NAME, code};
 use vnplug_testing::{PATIENCE, eventually, until};
 
-use crate::support::Server;
-
-/// The example `inside`, which cargo builds with the tests.
-fn inside() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let program = test
-        .parent()
-        .unwrap()
-        .parent()
-        .unwrap()
-        .join("examples/inside");
-    assert!(
-        program.exists(),
-        "{} is missing: cargo build -p libvnplug --example inside",
-        program.display()
-    );
-    program
-}
+use crate::support::{Server, example};
 
 fn pool(lab: &Lab) -> (PathBuf, OwnedFd) {
     let path = lab.dir().join("pool");
@@ -62,7 +45,7 @@ fn uml_reads_the_mmapper_and_is_woken_over_a_tty() {
     let config = UmlConfig {
         pool: Some(path),
         lines: vec![(0, tty.into())],
-        image: Image::default().program(inside()),
+        image: Image::default().program(example("inside")),
         kernel_args: vec!["vnplug=ttyS0".into()],
         ..UmlConfig::default()
     };
@@ -96,7 +79,7 @@ impl Plugged {
         let socket = lab.dir().join("channel");
         let listener = UnixListener::bind(&socket).unwrap();
         let config = QemuConfig {
-            image: Image::default().program(inside()),
+            image: Image::default().program(example("inside")),
             ..QemuConfig::default()
         };
         let guest = Qemu::boot(&lab, config).unwrap_or_else(|error| panic!("{error}"));

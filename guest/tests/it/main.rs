@@ -1,7 +1,9 @@
-//! The library and the agent against a small server under the test's control.
+//! The library and the agent against a small server under the test's control, and what is built on them.
 
 #[cfg(test)]
 mod agent;
+#[cfg(test)]
+mod back_ends;
 #[cfg(test)]
 mod c;
 #[cfg(test)]

@@ -21,6 +21,19 @@ use vnplug_ring::layout::{Geometry, Life, Meta, flags, ring_size};
 use vnplug_ring::pool::{FIRST_RING, PoolHeader};
 use vnplug_ring::{Bell, Producer, Region};
 
+/// A program of `guest/examples`, which cargo builds with the tests.
+pub(crate) fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let beside = test.parent().unwrap().parent().unwrap();
+    let program = beside.join("examples").join(name);
+    assert!(
+        program.exists(),
+        "{} is missing: cargo build -p libvnplug --example {name}",
+        program.display()
+    );
+    program
+}
+
 /// A directory of this test's own, removed at the end.
 pub(crate) struct Dir(pub(crate) PathBuf);
 
