@@ -380,6 +380,64 @@ fn each_frame_goes_one_way_whatever_changes_meanwhile() {
 }
 
 #[test]
+fn an_uplink_is_taken_away_while_others_are_forwarded_by_the_kernel() {
+    let site = Containers::new(3).unwrap();
+    let daemon = daemon(&site, TWIN, "");
+    let [one, third] = [&site.all[0], &site.all[2]];
+    assert!(pings(one, &address(2), &[]) && pings(one, &address(3), &[]));
+    let statistics = || {
+        let all = daemon.audit();
+        let it = counted(&all, "source");
+        ["twin_forwarded", "entered", "out_enqueued"].map(|name| value(it, name))
+    };
+    // Of the machine itself, which hears nothing of a port.
+    site.here
+        .ip(&["addr", "add", "10.9.0.99/24", "dev", "c3"])
+        .unwrap();
+    let host_hears = || pings(third, "10.9.0.99", &["-c", "1", "-W", "1"]);
+    assert!(!host_hears());
+    let before = statistics();
+    let set = |uplinks: &str| {
+        let words = ["switch", "set", site.here.name(), uplinks];
+        daemon.vnplug(&words)
+    };
+    let (sent, lost, twice) = numbered(&site, || {
+        sleep(Duration::from_millis(300));
+        let (code, said) = set("uplink=c1/twin=on+c2/twin=on");
+        assert_eq!(code, Some(0), "{said}");
+        sleep(Duration::from_millis(300));
+    });
+    assert!(sent > 2000, "{sent}");
+    assert_eq!((lost, twice), (0, 0), "of {sent}");
+    // Its program is gone, and so is its name.
+    eventually("the machine hears it", host_hears);
+    let names = std::fs::read_dir(site.names()).unwrap().flatten();
+    let links = names.filter(|it| it.file_name().to_string_lossy().starts_with("link-"));
+    assert_eq!(links.count(), 2);
+    assert_eq!(of_switch(&daemon, "twin_ports"), 2);
+    assert!(!pings(one, &address(3), &["-c", "1", "-W", "1"]));
+    // What the kernel had forwarded of it stays counted.
+    let now = statistics();
+    assert!(
+        before.iter().zip(&now).all(|(before, now)| before <= now),
+        "{before:?} {now:?}"
+    );
+    assert!(now[0] - before[0] > sent / 2, "{before:?} {now:?}");
+    // It comes back without a twin, whose rights are gone, and as the same port, whose counters are its own.
+    let (code, said) = set("uplink=c1/twin=on+c2/twin=on+c3/twin=on");
+    assert!(code != Some(0) && said.contains("twin"), "{said}");
+    site.here
+        .ip(&["addr", "del", "10.9.0.99/24", "dev", "c3"])
+        .unwrap();
+    let (code, said) = set("uplink=c1/twin=on+c2/twin=on+c3");
+    assert_eq!(code, Some(0), "{said}");
+    eventually("it is reached", || {
+        pings(one, &address(3), &["-c", "1", "-W", "1"])
+    });
+    assert!(statistics()[0] >= now[0]);
+}
+
+#[test]
 fn a_port_sends_no_more_than_it_may_by_whichever_instance() {
     let site = Containers::new(2).unwrap();
     let daemon = daemon(&site, TWIN, "");

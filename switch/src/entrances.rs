@@ -58,7 +58,6 @@ struct Plugged {
     text: String,
     interface: String,
     how: &'static str,
-    is_twin: bool,
     port: Number,
 }
 
@@ -252,11 +251,6 @@ impl Switchboard {
             .collect();
         for gone in &unplugs {
             let interface = &gone.interface;
-            if gone.is_twin {
-                return Err(format!(
-                    "uplink {interface} has a twin, which goes with the switch: make it anew"
-                ));
-            }
             if texts
                 .iter()
                 .any(|text| text.split('/').next() == Some(interface))
@@ -410,7 +404,6 @@ impl Plugged {
             text: uplink.text.clone(),
             interface: uplink.interface.clone(),
             how: uplink.how,
-            is_twin: uplink.is_twin,
             port,
         }
     }

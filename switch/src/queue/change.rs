@@ -41,6 +41,9 @@ impl Switch {
                 self.remove(number);
             }
             Change::Unplug(number, to) => {
+                if let Some(twin) = &mut self.twin {
+                    twin.remove(number);
+                }
                 self.remove(number);
                 if let Some(gone) = self.uplinks.unplug(number) {
                     // If nobody waits any more, its sockets are closed here.

@@ -69,6 +69,8 @@ pub struct Twin {
     /// Asks about interfaces.
     socket: OwnedFd,
     ports: Vec<TwinPort>,
+    /// Numbers of ports that were [taken away](Self::remove): what was forwarded of them stays counted.
+    gone: Vec<Number>,
     /// What is in the doors.
     doors: Vec<u64>,
     looked_s: u32,
@@ -80,7 +82,7 @@ struct TwinPort {
     interface: String,
     /// 0: it is not there, or the kernel does not take the program.
     index: u32,
-    _link: Option<TcxLink>,
+    link: Option<TcxLink>,
     /// It was said that it does not work.
     is_told: bool,
 }
@@ -201,6 +203,7 @@ impl Twin {
             flags: vec![UPCALL; layout.ports as usize],
             socket,
             ports: Vec::new(),
+            gone: Vec::new(),
             doors: vec![0; DOORS as usize],
             looked_s: 0,
         })
@@ -256,10 +259,33 @@ impl Twin {
             number,
             interface: interface.to_owned(),
             index: 0,
-            _link: None,
+            link: None,
             is_told: false,
         });
         self.look();
+    }
+
+    /// The interface of this port is a port no more: the kernel forwards nothing from it or to it, and its program is taken
+    /// from it, which needs no right that the daemon gave up. No other interface is this port's again.
+    pub(crate) fn remove(&mut self, number: Number) {
+        let Some(at) = self.ports.iter().position(|it| it.number == number) else {
+            return;
+        };
+        let gone = self.ports.remove(at);
+        // First: from now on its frames are upcalls, and not lost where the program still is.
+        self.set_upcall(number, true);
+        self.publish();
+        self.gone.push(number);
+        drop(gone.link);
+        if gone.index != 0
+            && let Err(error) = std::fs::remove_file(self.dir.join(link_name(gone.index)))
+        {
+            log::error!(
+                target: "switch",
+                "{}: the program stays at {}, and drops what comes there: {error}",
+                self.switch, gone.interface
+            );
+        }
     }
 
     /// All ports are added: what is left of others goes.
@@ -349,6 +375,14 @@ impl Twin {
 
     /// What the kernel instance forwarded from and to a port.
     pub(crate) fn forwarded(&self, number: Number) -> Forwarded {
+        match self.ports.iter().any(|it| it.number == number) {
+            true => self.counted(number),
+            // Also where another port has the number of one that is gone.
+            false => Forwarded::default(),
+        }
+    }
+
+    fn counted(&self, number: Number) -> Forwarded {
         let port = self.layout.port(number);
         let read = |at| self.state.read(port + at);
         Forwarded {
@@ -363,8 +397,9 @@ impl Twin {
 
     /// Frames that the kernel instance forwarded, and that it dropped as too many.
     pub(crate) fn frames(&self) -> (u64, u64) {
-        let ports = self.ports.iter().map(|it| self.forwarded(it.number));
-        ports.fold((0, 0), |(frames, policed), it| {
+        let ports = self.ports.iter().map(|it| &it.number);
+        let all = ports.chain(&self.gone).map(|number| self.counted(*number));
+        all.fold((0, 0), |(frames, policed), it| {
             (frames + it.in_frames, policed + it.policed)
         })
     }
@@ -400,14 +435,14 @@ impl Twin {
             is_changed = true;
             let old = std::mem::take(&mut self.ports[at].index);
             if old != 0 {
-                self.ports[at]._link = None;
+                self.ports[at].link = None;
                 let _ = std::fs::remove_file(self.dir.join(link_name(old)));
             }
             if index == 0 {
                 continue;
             }
             match self.attach(index) {
-                Ok(link) => (self.ports[at].index, self.ports[at]._link) = (index, Some(link)),
+                Ok(link) => (self.ports[at].index, self.ports[at].link) = (index, Some(link)),
                 Err(error) => {
                     self.ports[at].is_told = true;
                     let is_old = error.raw_os_error() == Some(Errno::INVAL.raw_os_error());
