@@ -10,7 +10,7 @@ use vnplug_ring::control::{Counted, Grant, VmSpec, code};
 use super::session::Session;
 use super::sessions::Sessions;
 use crate::hub::{Peer, Refusal};
-use crate::vm::{Broken, Dirs, Vm, VmPlan};
+use crate::vm::{Broken, Dirs, Lock, Vm, VmPlan};
 
 /// VMs in all.
 const MAX_VMS: usize = 1_024;
@@ -232,8 +232,11 @@ impl Vms {
 fn counted(vm: &Vm, session: Option<&Session>, (devices, grown): (usize, u64)) -> Counted {
     let state = match session {
         _ if vm.held().is_some() => "held",
-        Some(session) if session.greeted && vm.is_locked_down() => "locked-down",
-        Some(session) if session.greeted => "ready",
+        Some(session) if session.greeted => match vm.lock() {
+            Lock::Open => "ready",
+            Lock::Locked => "locked-down",
+            Lock::Unknown => "connected",
+        },
         Some(_) => "connected",
         None => "waiting",
     };

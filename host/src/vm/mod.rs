@@ -19,6 +19,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use vnplug_ring::Region;
 use vnplug_ring::control::{Grant, HostGroup, RingPlace, VmKind, VmReady, VmSpec, code};
@@ -60,8 +61,29 @@ pub(crate) struct Vm {
     pub(crate) doorbell: Option<DoorbellServer>,
     /// How many of its vectors the agent listens to.
     pub(crate) heard: u32,
-    /// Its agent says that the guest's kernel lets nobody map the pool.
-    is_locked_down: bool,
+    /// When its agent said last that the guest's kernel lets nobody map the pool.
+    locked_down_at: Option<Instant>,
+}
+
+/// What is known of a guest's kernel by its agent's word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lock {
+    /// It maps the pool, or nobody said otherwise.
+    Open,
+    /// It lets nobody map the pool.
+    Locked,
+    /// So it did, and its agent says it no more: another kernel may run by now.
+    Unknown,
+}
+
+impl Lock {
+    fn of(said: Option<Instant>, now: Instant) -> Self {
+        match said {
+            None => Self::Open,
+            Some(said) if now.saturating_duration_since(said) < LOCK_LASTS => Self::Locked,
+            Some(_) => Self::Unknown,
+        }
+    }
 }
 
 impl Vm {
@@ -180,7 +202,7 @@ impl Vm {
             board: None,
             doorbell,
             heard: 0,
-            is_locked_down: false,
+            locked_down_at: None,
         })
     }
 
@@ -350,14 +372,14 @@ impl Vm {
         self.record.header(self.pool_id).write(&self.region);
     }
 
-    /// Whether its guest's kernel lets nobody map the pool: so its agent said last.
-    pub(crate) fn is_locked_down(&self) -> bool {
-        self.is_locked_down
+    /// Whether its guest's kernel lets nobody map the pool.
+    pub(crate) fn lock(&self) -> Lock {
+        Lock::of(self.locked_down_at, Instant::now())
     }
 
     /// What its agent says of that.
     pub(crate) fn set_locked_down(&mut self, is_so: bool) {
-        if is_so && !self.is_locked_down {
+        if is_so && self.lock() != Lock::Locked {
             let name = self.name();
             peer_log!(
                 log::Level::Warn,
@@ -366,7 +388,7 @@ impl Vm {
                  again, without --memory, and it gets the other kind"
             );
         }
-        self.is_locked_down = is_so;
+        self.locked_down_at = is_so.then(Instant::now);
     }
 
     /// Whether each of its ports is to have a device of its own, and none a place in the pool.
@@ -454,6 +476,10 @@ fn share_access(pool: &Path, socket: &Path) {
         log::warn!(target: "vm", "{}: {error}", socket.display());
     }
 }
+
+/// For how long an agent's word that the kernel is locked down holds: it says so every five seconds, and one word may be
+/// lost.
+const LOCK_LASTS: Duration = Duration::from_secs(12);
 
 #[cfg(test)]
 mod tests;
