@@ -215,7 +215,7 @@ case "$*" in *--config*) places=config ;; esac
 case "$*" in *--live*) places="$places live" ;; esac
 case "$*" in
     *" domstate --domain=vm") cat "$dir/state" ;;
-    *" domuuid --domain=vm") echo 082c2fd2-82c2-4f56-8517-238bc9fe578a ;;
+    *" dominfo --domain=vm") printf 'Id: -\nUUID:           082c2fd2-82c2-4f56-8517-238bc9fe578a\n' ;;
     *" dumpxml --domain=vm --inactive") cat "$dir/config" ;;
     *" dumpxml --domain=vm") cat "$dir/live" ;;
     *" attach-device --domain=vm --file=/dev/stdin "*)

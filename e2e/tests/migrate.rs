@@ -299,6 +299,8 @@ fn a_move_that_fails_leaves_the_machine_attached_where_it_is() {
 
     // The daemon there grants nothing: nothing is done here, and nothing is left there.
     let target = rig.waiting();
+    let early = attached::plug(&rig.daemons[1], &target.0, "vm", &[]).unwrap_err();
+    assert!(early.to_string().contains("waits for a machine"), "{early}");
     let text = refused(&rig.command(&target, &[]).output().unwrap());
     assert!(
         text.contains("the target refuses") && text.contains("no such source"),

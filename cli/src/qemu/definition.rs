@@ -50,13 +50,17 @@ impl Domain {
 
     /// A number that is this domain's, whichever QEMU it runs in.
     fn owner(&self) -> Result<u64, MonitorError> {
-        let uuid = self.virsh.ask("domuuid", &[], None)?;
-        let digits: String = uuid.chars().filter(char::is_ascii_hexdigit).collect();
+        // NB: `virsh domuuid` finds no domain by its UUID.
+        let told = self.virsh.ask("dominfo", &[], None)?;
+        let mut lines = told.lines();
+        let uuid = lines.find_map(|line| line.strip_prefix("UUID:"));
+        let digits = uuid.unwrap_or_default().chars();
+        let digits: String = digits.filter(char::is_ascii_hexdigit).collect();
         let number = digits
             .get(..16)
             .and_then(|it| u64::from_str_radix(it, 16).ok());
         Ok(number
-            .ok_or_else(|| MonitorError::NotAnswer("domuuid".to_owned()))?
+            .ok_or_else(|| MonitorError::NotAnswer("dominfo".to_owned()))?
             .max(1))
     }
 

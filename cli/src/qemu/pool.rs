@@ -1,5 +1,6 @@
 //! The memory pool and the control channel of a VM, and the memory of its groups, go into a QEMU.
 
+use serde_json::json;
 use vnplug::Client;
 use vnplug_ring::control::{VmKind, VmReady, VmSpec};
 use vnplug_ring::pmem::FRONT;
@@ -27,6 +28,11 @@ impl Attach {
         if !self.incoming && migrate::standing(monitor)?.0 == Standing::Moving {
             // Its ports are closed, and the daemon would open them.
             let text = "is on its way to another QEMU: run `vnplug migrate` again, or wait";
+            return Err(Failure::about(name, text));
+        }
+        if !self.incoming && monitor.execute("query-status", json!({}))?["status"] == "inmigrate" {
+            // What is plugged now the machine that comes does not know.
+            let text = "this QEMU waits for a machine that comes from another one: attach it when it is here";
             return Err(Failure::about(name, text));
         }
         let mut present = parts::present(monitor)?;

@@ -68,13 +68,19 @@ impl Virsh {
         output(self.command(&words), what, self.limit, input)
     }
 
-    /// Has QEMU's guest agent run a command.
+    /// Has QEMU's guest agent run a command, for which libvirt gives it these seconds (and five at most for it to say that it
+    /// is there).
     ///
     /// # Errors
     /// As [`execute`](Monitor::execute); what the agent refuses is among libvirt's words.
-    pub(crate) fn in_guest(&self, command: &str, arguments: Value) -> Result<Value, MonitorError> {
+    pub(crate) fn in_guest(
+        &self,
+        command: &str,
+        arguments: Value,
+        seconds: u64,
+    ) -> Result<Value, MonitorError> {
         let domain = format!("--domain={}", self.domain);
-        let limit = format!("--timeout={}", self.limit.as_secs());
+        let limit = format!("--timeout={seconds}");
         let request = json!({"execute": command, "arguments": arguments}).to_string();
         let words = ["qemu-agent-command", &domain, &limit, "--cmd", &request];
         let answer = self.virsh(&words, command)?;

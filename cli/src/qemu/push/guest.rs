@@ -22,7 +22,8 @@ pub(super) struct Guest {
 
 enum Way {
     Socket(Lines),
-    Libvirt(Virsh),
+    /// With how many seconds an answer may take.
+    Libvirt(Virsh, u64),
 }
 
 impl Guest {
@@ -51,10 +52,11 @@ impl Guest {
         )))
     }
 
-    /// By libvirt, which holds the channel.
-    pub(super) fn of(virsh: Virsh) -> Self {
+    /// By libvirt, which holds the channel; `tries` as for [`at`](Self::at).
+    pub(super) fn of(virsh: Virsh, tries: u32) -> Self {
+        let limit = LIMIT.min(TRY_LIMIT * tries);
         Self {
-            way: Way::Libvirt(virsh),
+            way: Way::Libvirt(virsh, limit.as_secs_f64().ceil() as u64),
         }
     }
 
@@ -135,7 +137,7 @@ impl Guest {
 
     fn call(&mut self, command: &str, arguments: Value) -> Result<Value, Failure> {
         let lines = match &mut self.way {
-            Way::Libvirt(virsh) => return Ok(virsh.in_guest(command, arguments)?),
+            Way::Libvirt(virsh, limit) => return Ok(virsh.in_guest(command, arguments, *limit)?),
             Way::Socket(lines) => lines,
         };
         let mut line = json!({"execute": command, "arguments": arguments}).to_string();

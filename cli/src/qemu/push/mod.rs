@@ -82,7 +82,7 @@ impl Push {
             None => {
                 let domain = monitor.libvirt.as_deref().unwrap_or_default();
                 let virsh = Virsh::open(domain, monitor.connect.as_deref(), VIRSH_LIMIT)?;
-                Ok(Guest::of(virsh))
+                Ok(Guest::of(virsh, tries))
             }
         }
     }
