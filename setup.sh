@@ -54,6 +54,9 @@ test=(
     /var/lib/dpkg/info/libvdeplug-slirp.list:libvdeplug-slirp
     # installs our agent in a guest
     qemu-ga:qemu-guest-agent
+    # has domains of its own in a test; without libvirt-daemon-system, so no service comes
+    libvirtd:libvirt-daemon virsh:libvirt-clients
+    /usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so:libvirt-daemon-driver-qemu
     # a C program calls libvdeplug
     /usr/include/libvdeplug.h:libvdeplug-dev
     zstd:zstd age:age openssl:openssl valgrind:valgrind

@@ -1,7 +1,10 @@
 //! Guests that a daemon serves: attached, with `vnplug` in them, and its agent.
 
+use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
 
 use serde_json::Value;
 use vnplug::Client;
@@ -21,6 +24,31 @@ pub const POOL_BYTES: u64 = 64 << 20;
 pub fn image() -> Result<Image> {
     Ok(Image::default().file(guest_program()?, "/bin/vnplug", 0o755))
 }
+
+/// A static program that runs the `vnplug` of the guest that it is [installed](image) in: the real one has ten megabytes, which take
+/// a minute where QEMU's agent is emulated.
+///
+/// # Errors
+/// [`LabError::Command`] if it cannot be compiled.
+pub fn small_program(lab: &Lab) -> Result<PathBuf> {
+    let [source, program] = ["small.c", "small"].map(|name| lab.dir().join(name));
+    fs::write(&source, SMALL).map_err(LabError::io("write a program"))?;
+    let mut cc = Command::new("cc");
+    cc.args(["-static", "-Os", "-s", "-o"])
+        .args([&program, &source]);
+    let output = cc.output().map_err(LabError::io("run cc"))?;
+    match output.status.success() {
+        true => Ok(program),
+        false => Err(LabError::Command {
+            command: "cc".into(),
+            text: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }),
+    }
+}
+
+const SMALL: &str = r#"#include <unistd.h>
+int main(int argc, char **argv) { return argc + execv("/bin/vnplug", argv); }
+"#;
 
 /// A grant of every source.
 #[must_use]

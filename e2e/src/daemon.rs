@@ -30,6 +30,8 @@ pub struct Daemon {
     args: Vec<String>,
     netns: Option<String>,
     manager: Option<Arc<Manager>>,
+    /// A process of the host that it runs on, where that is not ours.
+    host: Option<u32>,
     process: Option<Tethered>,
     /// Packets for ports that the books closed over, at the last audit.
     accounted: AtomicU64,
@@ -75,6 +77,11 @@ impl Daemon {
         self.manager = Some(Arc::clone(manager));
     }
 
+    /// Has it run with the files of the host that this process is on, from now on.
+    pub(crate) fn set_host(&mut self, pid: u32) {
+        self.host = Some(pid);
+    }
+
     /// A daemon's directories and arguments, for [`launch`](Self::launch).
     ///
     /// # Errors
@@ -94,6 +101,7 @@ impl Daemon {
             args: args.iter().map(|&arg| arg.to_owned()).collect(),
             netns: netns.map(|netns| netns.name().to_owned()),
             manager: None,
+            host: None,
             process: None,
             accounted: AtomicU64::new(0),
             _lab: lab.clone(),
@@ -111,9 +119,17 @@ impl Daemon {
             .open(self.log_path());
         let log = log.map_err(LabError::io("the daemon's log"))?;
         let daemon = program("vnplugd")?;
-        let (mut command, inherited) = match &self.manager {
-            None => (Command::new(daemon), Vec::new()),
-            Some(manager) => manager.start(&daemon),
+        let (mut command, inherited) = match (&self.manager, self.host) {
+            (Some(manager), _) => manager.start(&daemon),
+            (None, Some(host)) => {
+                let mut command = Command::new("nsenter");
+                let target = format!("--target={host}");
+                command
+                    .args([&target, "--mount", "--pid", "--net", "--"])
+                    .arg(daemon);
+                (command, Vec::new())
+            }
+            (None, None) => (Command::new(daemon), Vec::new()),
         };
         command
             .arg("--socket")

@@ -44,6 +44,7 @@ mod image;
 mod initramfs;
 mod kernel;
 mod lab;
+pub mod libvirt;
 pub mod manager;
 mod netns;
 mod owner;

@@ -1,18 +1,13 @@
 //! QEMU's own guest agent puts ours into a guest.
 
 use std::fs;
-use std::process::Command;
 use std::time::Duration;
 
-use vnplug_e2e::attached::{image, plug};
+use vnplug_e2e::attached::{image, plug, small_program};
 use vnplug_e2e::daemon::Daemon;
 use vnplug_e2e::{Lab, Qemu, QemuConfig};
 use vnplug_testing::eventually;
 
-/// What is installed: it runs the program that the guest has anyhow. Ten megabytes take a minute where QEMU's agent is emulated.
-const STUB: &str = r#"#include <unistd.h>
-int main(int argc, char **argv) { return argc + execv("/bin/vnplug", argv); }
-"#;
 /// Says what it was asked.
 const SYSTEMCTL: &str = "#!/bin/sh\necho \"$@\" >>/run/systemctl\n";
 const LIMIT: Duration = Duration::from_secs(30);
@@ -21,14 +16,9 @@ const LIMIT: Duration = Duration::from_secs(30);
 fn qemus_guest_agent_installs_ours_and_starts_it() {
     let lab = Lab::new().unwrap();
     let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=100"]).unwrap();
-    let [systemctl, source, program, socket] =
-        ["systemctl", "stub.c", "stub", "qga"].map(|name| lab.dir().join(name));
+    let [systemctl, socket] = ["systemctl", "qga"].map(|name| lab.dir().join(name));
     fs::write(&systemctl, SYSTEMCTL).unwrap();
-    fs::write(&source, STUB).unwrap();
-    let mut cc = Command::new("cc");
-    cc.args(["-static", "-Os", "-s", "-o"])
-        .args([&program, &source]);
-    assert!(cc.status().unwrap().success());
+    let program = small_program(&lab).unwrap();
     let config = QemuConfig {
         image: image().unwrap().program("/usr/sbin/qemu-ga").file(
             &systemctl,
