@@ -8,8 +8,9 @@ use vnplug_path::source::af_packet::AfPacketConfig;
 use vnplug_path::source::{Queue, Transmit};
 use vnplug_ring::layout::flags;
 use vnplug_ring::offload::{Offload, gso};
+use vnplug_testing::PATIENCE;
 
-use crate::net::{config, ip, isolated, open, out, read_all, rx, veth};
+use crate::net::{config, ip, isolated, open, out, read, read_all, rx, veth};
 
 #[path = "../../../frame/src/offload/samples.rs"]
 mod samples;
@@ -113,7 +114,7 @@ fn a_super_frame_in_packets_that_the_mtu_does_not_allow_is_too_long_at_once() {
 fn our_cut_is_the_kernels_byte_for_byte() {
     isolated(|| {
         let count = std::env::var("VNPLUG_SUPER_FRAMES");
-        let count: usize = count.map_or(800, |text| text.parse().expect("a number"));
+        let count: usize = count.map_or(8000, |text| text.parse().expect("a number"));
         let mut dice = samples::dice(seed("the kernel's cut"));
         let (mut queue, mut received) = pair(true);
         let mut packets = 0;
@@ -125,7 +126,9 @@ fn our_cut_is_the_kernels_byte_for_byte() {
                 sample.send(queue.as_mut());
                 ours.extend(sample.ours());
             }
-            let kernels = read_all(received.as_mut(), ours.len());
+            // One too many would be the next one's first.
+            let kernels = read(received.as_mut(), ours.len(), PATIENCE);
+            assert_eq!(kernels.len(), ours.len());
             for (kernels, ours) in kernels.iter().zip(&ours) {
                 assert_eq!(kernels.flags & flags::OFFLOAD, 0);
                 assert!(
@@ -134,9 +137,9 @@ fn our_cut_is_the_kernels_byte_for_byte() {
                     kernels.bytes
                 );
             }
-            assert_eq!(kernels.len(), ours.len());
             packets += ours.len();
         }
+        assert!(read_all(received.as_mut(), 0).is_empty());
         println!("{count} super-frames, {packets} packets");
     });
 }
