@@ -6,6 +6,7 @@
 
 mod copies;
 mod news;
+mod posted;
 mod receive;
 mod zero_copy;
 
@@ -21,6 +22,7 @@ use crate::row::{Figure, Plan, Result, Samples};
 
 pub(crate) use copies::copies;
 pub(crate) use news::news;
+pub(crate) use posted::posted;
 pub(crate) use receive::receive;
 pub(crate) use zero_copy::zero_copy;
 

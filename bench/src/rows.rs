@@ -267,6 +267,11 @@ const CONTEXT: &[Row] = &[
         context::zero_copy,
     ),
     row(
+        "context-posted",
+        "a received frame sent on by a copy in the transmit ring, against its place in the receive ring",
+        context::posted,
+    ),
+    row(
         "context-guest",
         "frames that a guest sends and takes by the rings of a port, against its card by a TAP on a bridge, and whose time it takes",
         switch::contexts,

@@ -52,7 +52,7 @@ pub(crate) fn copies(plan: &Plan) -> Result<Vec<Figure>> {
 }
 
 /// The way out of frames that are kept until the flush.
-struct Kept {
+pub(super) struct Kept {
     bytes: Vec<u8>,
     used: usize,
     count: usize,
@@ -60,6 +60,16 @@ struct Kept {
 }
 
 impl Kept {
+    /// Empty; with or without a place into which a frame is taken at once.
+    pub(super) fn new(has_place: bool) -> Self {
+        Self {
+            bytes: Vec::new(),
+            used: 0,
+            count: 0,
+            has_place,
+        }
+    }
+
     fn room(&mut self, len: usize) -> Option<&mut [u8]> {
         let end = self.used + len;
         if self.bytes.len() < end {
@@ -115,12 +125,7 @@ fn cost(time: Duration, len: usize, has_place: bool) -> Result<f64> {
     let intake = Intake::create(region.clone(), geometry).map_err(|error| error.to_string())?;
     let mut producer = Producer::attach(region).map_err(|error| format!("{error:?}"))?;
     let mut sender = Sender::new(1, intake, None, None);
-    let mut out = Kept {
-        bytes: Vec::new(),
-        used: 0,
-        count: 0,
-        has_place,
-    };
+    let mut out = Kept::new(has_place);
     let (frame, begin) = (vec![7; len], Instant::now());
     let (mut spent, mut taken) = (Duration::ZERO, 0);
     while begin.elapsed() < time {
