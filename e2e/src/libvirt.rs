@@ -21,6 +21,7 @@ use crate::initramfs::{self, Wires};
 use crate::kernel;
 use crate::lab::Lab;
 use crate::netns::Netns;
+use crate::qemu::Machine;
 
 /// A host with libvirt.
 #[derive(Debug)]
@@ -191,21 +192,31 @@ impl Libvirt {
         Ok(daemon)
     }
 
-    /// Defines a domain that boots this image; its UUID.
+    /// Defines a domain of this board that boots this image; its UUID.
     ///
     /// # Errors
     /// [`LabError::Missing`] without the guest's kernel.
     ///
     /// # Panics
     /// If libvirt does not take it.
-    pub fn define(&self, name: &str, image: &Image) -> Result<String> {
+    pub fn define(&self, name: &str, machine: Machine, image: &Image) -> Result<String> {
         let [kernel, initrd, xml] = ["kernel", "initrd", "domain.xml"].map(|it| self.dir.join(it));
         // A copy: libvirt makes QEMU's user its owner.
         fs::copy(kernel::qemu_kernel()?, &kernel).map_err(LabError::io("copy the kernel"))?;
         let modules = ["virtio_pci", "virtio_console", "af_packet"];
         let tree = kernel::qemu_modules()?;
         initramfs::build(&initrd, image, Wires::Qemu, &tree, &modules, Path::new(""))?;
+        let (board, ports) = match machine {
+            Machine::Pc => ("pc", 0),
+            Machine::Q35 { root_ports } => ("q35", root_ports),
+        };
         let mut text = DOMAIN.replace("NAME", name);
+        text = text.replace("BOARD", board);
+        let root = match ports {
+            0 => "",
+            _ => "<controller type='pci' index='0' model='pcie-root'/>",
+        };
+        text = text.replace("PORTS", &(root.to_owned() + &PORT.repeat(ports as usize)));
         for (word, path) in [("KERNEL", &kernel), ("INITRD", &initrd)] {
             text = text.replace(word, &path.display().to_string());
         }
@@ -385,12 +396,13 @@ const QEMU: &str = r#"stdio_handler = "file"
 cgroup_controllers = []
 security_driver = "none"
 "#;
+const PORT: &str = "<controller type='pci' model='pcie-root-port'/>";
 const DOMAIN: &str = "<domain type='qemu'>
   <name>NAME</name>
   <memory unit='MiB'>256</memory>
   <vcpu>1</vcpu>
   <os>
-    <type arch='x86_64' machine='pc'>hvm</type>
+    <type arch='x86_64' machine='BOARD'>hvm</type>
     <kernel>KERNEL</kernel>
     <initrd>INITRD</initrd>
     <cmdline>console=ttyS0 quiet panic=-1 no_timer_check</cmdline>
@@ -399,7 +411,7 @@ const DOMAIN: &str = "<domain type='qemu'>
   <devices>
     <emulator>/usr/bin/qemu-system-x86_64</emulator>
     <controller type='usb' model='none'/>
-    <memballoon model='none'/>
+    <memballoon model='none'/>PORTS
     <serial type='file'><source path='/run/lab/console'/><target port='0'/></serial>
     <channel type='unix'><source mode='bind' path='/run/lab/commands'/><target type='virtio' name='lab.cmd'/></channel>
     <channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>

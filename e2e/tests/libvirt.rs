@@ -6,11 +6,11 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 
-use vnplug_e2e::Lab;
 use vnplug_e2e::attached::{image, small_program, summary};
 use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::libvirt::{Domain, Libvirt};
 use vnplug_e2e::user::open_to_all;
+use vnplug_e2e::{Lab, Machine};
 use vnplug_testing::{PATIENCE, eventually, until};
 
 const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/vm/libvirt-hook");
@@ -72,7 +72,7 @@ fn a_domain_is_attached_by_its_hook_and_by_command_as_long_as_it_lives() {
     let host = Libvirt::start(&lab, "host1").unwrap_or_else(|error| panic!("{error}"));
     let daemon = daemon(&lab, &host);
     let image = image().unwrap().program("/usr/sbin/qemu-ga");
-    let uuid = host.define("old", &image).unwrap();
+    let uuid = host.define("old", Machine::Pc, &image).unwrap();
     hook(&host, &uuid, "--name probe --allow lab --pool 16M\n");
     let guest = host.boot("old").unwrap_or_else(|error| panic!("{error}"));
     becomes(&daemon, Some("connected"));
@@ -202,7 +202,9 @@ fn a_reader_goes_on_where_libvirt_moves_its_domain() {
     let hosts = ["host1", "host2"]
         .map(|name| Libvirt::start(&lab, name).unwrap_or_else(|error| panic!("{error}")));
     let daemons = [&hosts[0], &hosts[1]].map(|host| daemon(&lab, host));
-    let uuid = hosts[0].define("vm", &image().unwrap()).unwrap();
+    // libvirt takes two of the ports itself.
+    let q35 = Machine::Q35 { root_ports: 8 };
+    let uuid = hosts[0].define("vm", q35, &image().unwrap()).unwrap();
     for host in &hosts {
         hook(host, &uuid, "--name probe --allow lab --pool 16M\n");
     }
@@ -230,7 +232,7 @@ fn a_reader_goes_on_where_libvirt_moves_its_domain() {
             "--p2p",
             "--persistent",
             "--undefinesource",
-            "--bandwidth=16",
+            "--bandwidth=32",
             "vm",
             &uri,
             "--migrateuri",
