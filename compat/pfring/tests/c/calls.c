@@ -134,8 +134,8 @@ static void knowing(const char *device)
     CHECK(pfring_set_reflector_device(ring, "nosuch") < 0);
     CHECK(pfring_set_cluster(ring, 9, cluster_per_flow_2_tuple) == PF_RING_ERROR_NOT_SUPPORTED);
     CHECK(pfring_set_cluster(ring, 9, cluster_per_inner_flow_2_tuple) == PF_RING_ERROR_NOT_SUPPORTED);
-    CHECK(pfring_set_cluster(ring, 9, cluster_per_inner_flow) == 0);
-    CHECK(pfring_set_cluster(ring, 9, cluster_per_inner_flow_ip_5_tuple) == 0);
+    CHECK(pfring_set_cluster(ring, 8, cluster_per_inner_flow) == 0);
+    CHECK(pfring_set_cluster(ring, 8, cluster_per_inner_flow_ip_5_tuple) == 0);
     CHECK(pfring_set_cluster(ring, 9, 99) == PF_RING_ERROR_INVALID_ARGUMENT);
     CHECK(pfring_set_cluster_consumer(ring, 9, 64, cluster_round_robin, 1) == 0);
     CHECK(pfring_remove_from_cluster(ring) == 0);
