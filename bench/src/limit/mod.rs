@@ -23,6 +23,9 @@ pub(crate) const SENDER: &str = "the sender, nobody listening";
 /// The limit's name where rings come or go: see [`memory_s`].
 pub(crate) const MEMORY: &str = "the kernel's time for the memory";
 
+/// The limit's name where guests' frames are copied from buffer to buffer: see [`buffers_mpps`].
+pub(crate) const BUFFERS: &str = "bare copies from buffer to buffer";
+
 /// How long a cache line takes from one CPU to the other, how fast they calculate, and how fast one copies.
 pub(crate) fn machine(plan: &Plan) -> Result<Vec<Figure>> {
     let time = plan.time / 4;
@@ -168,6 +171,35 @@ fn copy_gbytes(time: Duration, len: usize) -> Result<f64> {
     })
 }
 
+/// Frames that one CPU copies per microsecond, from guests' buffers into guests' buffers and nothing else: two ways in
+/// turns, [`BURST`] after each other, as many buffers for each end of a way as its ring has.
+pub(crate) fn buffers_mpps(time: Duration, cpu: usize, len: usize, ring: usize) -> Result<f64> {
+    std::thread::scope(|scope| {
+        let copier = scope.spawn(|| {
+            sys::pin(sys::cpu(cpu)).map_err(|error| error.to_string())?;
+            let mut ways = [1_u8, 2].map(|fill| [(); 2].map(|()| vec![fill; ring * BUFFER]));
+            let (begin, mut frames) = (Instant::now(), 0);
+            loop {
+                for [from, to] in &mut ways {
+                    for frame in frames..frames + BURST {
+                        let at = frame % ring * BUFFER;
+                        to[at..at + len]
+                            .copy_from_slice(&std::hint::black_box(&from)[at..at + len]);
+                    }
+                    std::hint::black_box(to);
+                }
+                frames += BURST;
+                let elapsed = begin.elapsed();
+                if elapsed >= time {
+                    let both = (ways.len() * frames) as f64;
+                    return Ok::<_, String>(both / elapsed.as_secs_f64() / 1e6);
+                }
+            }
+        });
+        Ok(copier.join().map_err(|_| "the copying thread panicked")??)
+    })
+}
+
 /// Seconds in which the kernel gives `many` times so much shared memory, one after the other, and in
 /// which it takes it back; measured with fewer.
 pub(crate) fn memory_s(bytes: u64, many: usize) -> Result<(f64, f64)> {
@@ -192,3 +224,7 @@ pub(crate) fn memory_s(bytes: u64, many: usize) -> Result<(f64, f64)> {
 const WRITTEN: u64 = 0;
 const TAKEN: u64 = 256;
 const DATA: u64 = 4096;
+/// Frames that a forwarder takes at once.
+const BURST: usize = 64;
+/// Bytes from one buffer of DPDK to the next: its descriptor, headroom and 2 KiB.
+const BUFFER: usize = 2432;

@@ -13,7 +13,8 @@ use vnplug_e2e::{Lab, Netns};
 
 use super::ovs::Ovs;
 use crate::dpdk::{Socket, Testpmd, WorkerCpu, patiently};
-use crate::row::{Figure, Plan, Result, Samples};
+use crate::limit;
+use crate::row::{Figure, Limit, Plan, Result, Samples};
 use crate::sys;
 
 /// CPU that forwards, ours and the peer's. The guests have the other one.
@@ -40,11 +41,14 @@ const PEERS: [(&str, &str, &str); 3] = [
 const BURSTS: usize = 4;
 /// What both guests have: a split ring, the kind that both the switch and the peer know.
 const CARD: &str = "queues=1,queue_size=1024,mrg_rxbuf=0,in_order=1";
+/// Buffers of each of their rings.
+const RING: usize = 1024;
 
 /// Frames forwarded per microsecond, both ways together.
 pub(crate) fn against_others(plan: &Plan, len: usize) -> Result<Vec<Figure>> {
     let mut ours = Samples::default();
     let mut peers = PEERS.map(|_| Samples::default());
+    let mut bare = Samples::default();
     for round in 1..=plan.rounds {
         let rate = patiently(|| switch(plan, len))?;
         let rates = [
@@ -53,10 +57,13 @@ pub(crate) fn against_others(plan: &Plan, len: usize) -> Result<Vec<Figure>> {
             patiently(|| bridge(plan, len))?,
         ];
         let [io, ovs, bridge] = rates;
+        let copies = limit::buffers_mpps(plan.time / 4, SWITCH_CPU, len, RING)?;
         eprintln!(
-            "  round {round}: ours {rate:.2}, testpmd io {io:.2}, OVS {ovs:.2}, bridge {bridge:.2} Mpps"
+            "  round {round}: ours {rate:.2}, testpmd io {io:.2}, OVS {ovs:.2}, bridge {bridge:.2}, bare copies \
+             {copies:.2} Mpps"
         );
         ours.push(rate);
+        bare.push(copies);
         peers
             .iter_mut()
             .zip(rates)
@@ -67,12 +74,13 @@ pub(crate) fn against_others(plan: &Plan, len: usize) -> Result<Vec<Figure>> {
         unit: "Mpps",
         ours: ours.clone(),
         peer: Some((name.to_owned(), peer)),
-        limit: None,
+        limit: Some(Limit::new(limit::BUFFERS, bare.clone())),
         note: format!(
             "{len}-byte frames between two guests of vhost-user, both ways, {} each way on their way; the \
              switch's thread on CPU {SWITCH_CPU}, one testpmd on the other CPU is both guests (virtio-user, \
              {CARD}) and sends by one what comes by the other. The peer {what}, on CPU {SWITCH_CPU}, for the \
-             same guests",
+             same guests. The limit: one CPU that \
+             does nothing but copy such frames, through as many buffers as these rings have",
             BURSTS * 64
         ),
     };
