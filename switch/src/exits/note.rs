@@ -37,15 +37,19 @@ impl Exits {
         noted: &mut Noted,
     ) {
         if let Some(only) = way.only()
-            && it.offload.is_none()
             && let Some(Some(port)) = self.ports.get_mut(usize::from(dues[only]))
-            && port.link.is_some()
         {
-            if port.todo.is_empty() {
-                self.touched.push(dues[only]);
+            if port.link.is_none() {
+                port.count_shown(it, noted);
+                return;
             }
-            port.todo.push(Item::whole(place));
-            return;
+            if it.offload.is_none() {
+                if port.todo.is_empty() {
+                    self.touched.push(dues[only]);
+                }
+                port.todo.push(Item::whole(place));
+                return;
+            }
         }
         self.note_any(place, it, way, dues, forms, noted);
     }
@@ -97,9 +101,7 @@ impl Exits {
                 continue;
             };
             let Some(link) = &port.link else {
-                port.counters.out_frames += 1;
-                port.counters.out_bytes += it.bytes.len() as u64;
-                noted.rings += 1;
+                port.count_shown(it, noted);
                 continue;
             };
             if port.todo.is_empty() {

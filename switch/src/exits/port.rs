@@ -4,6 +4,8 @@ use vnplug_frame::aggregate::Limits;
 use vnplug_ring::offload::{Offload, flags, gso};
 
 use super::due::Item;
+use super::note::Noted;
+use crate::batch::Entered;
 use crate::counts::Counters;
 use crate::link::{Given, Link, Losses};
 
@@ -52,6 +54,14 @@ impl Kept {
 }
 
 impl Port {
+    /// A frame is for its ring: the fanout shows it.
+    #[inline]
+    pub(super) fn count_shown(&mut self, it: &Entered<'_>, noted: &mut Noted) {
+        self.counters.out_frames += 1;
+        self.counters.out_bytes += it.bytes.len() as u64;
+        noted.rings += 1;
+    }
+
     /// What is merged for it, if anything: what its far end takes, and a slow wire carries single frames.
     #[inline]
     pub(super) fn limits(&self) -> Option<Limits> {
