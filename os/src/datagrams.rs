@@ -11,6 +11,7 @@
 use std::io::{self, IoSliceMut};
 use std::mem::{MaybeUninit, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::io::Errno;
@@ -145,16 +146,31 @@ impl Inbox {
     /// there is [no room](Self::has_room), or if `fill` says that there is none.
     #[inline]
     pub fn push(&mut self, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> bool {
-        if !self.has_room(len) || !fill(&mut self.memory[self.used..self.used + len]) {
-            return false;
+        let is_there = self.place(len).is_some_and(fill);
+        if is_there {
+            self.placed(0..len);
         }
+        is_there
+    }
+
+    /// Where the next frame goes, with room for so many bytes, if there is.
+    #[inline]
+    pub fn place(&mut self, len: usize) -> Option<&mut [u8]> {
+        match self.has_room(len) {
+            true => Some(&mut self.memory[self.used..self.used + len]),
+            false => None,
+        }
+    }
+
+    /// Appends a frame that lies there in that [place](Self::place), which had room for all of it.
+    #[inline]
+    pub fn placed(&mut self, frame: Range<usize>) {
         self.came.push(Place {
-            begin: self.used as u32,
-            len: len as u32,
+            begin: (self.used + frame.start) as u32,
+            len: frame.len() as u32,
             is_cut: false,
         });
-        self.used = (self.used + len.next_multiple_of(LINE)).min(self.memory.len());
-        true
+        self.used = (self.used + frame.end.next_multiple_of(LINE)).min(self.memory.len());
     }
 
     /// Takes at most `most` datagrams from a socket, as far as there is room, without blocking.
@@ -320,6 +336,20 @@ mod tests {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
     use super::*;
+
+    #[test]
+    fn a_frame_is_written_where_it_stays_behind_what_is_not_of_it() {
+        let mut inbox = Inbox::new(2, 100);
+        inbox.place(80).unwrap().fill(7);
+        inbox.placed(16..80);
+        // Who asks and does not take it leaves nothing.
+        inbox.place(50).unwrap().fill(9);
+        inbox.place(3).unwrap().copy_from_slice(&[1, 2, 3]);
+        inbox.placed(0..3);
+        assert_eq!(inbox.get(0), (&[7; 64][..], false));
+        assert_eq!(inbox.get(1), (&[1, 2, 3][..], false));
+        assert!(inbox.place(1).is_none() && !inbox.has_room(1));
+    }
 
     #[test]
     fn what_is_sent_together_is_received_together_in_order_and_cut_where_it_must_be() {

@@ -8,6 +8,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use crate::control::Segments;
 use crate::layout::{
     ALIGN, DATA_OFFSET, Geometry, HEAD, Life, MAX_DELAY_US, PAD, PUBLISHED, READ, RECORD_HEADER,
     SEND_LIFE, SEND_MAGIC, TAIL, WAKE_AT, WAKE_SEQ, flags, record_size,
@@ -108,45 +109,62 @@ impl Intake {
     /// If `into` is shorter than the geometry's `snaplen`.
     #[inline]
     pub fn take(&mut self, into: &mut [u8]) -> Result<Option<usize>, SenderLied> {
-        Ok(self.copy(into)?.map(|(len, _)| len))
+        let copied = self.copy(|_| into)?;
+        Ok(copied.map(|(bytes, _)| bytes.len()))
     }
 
-    /// As [`take`](Self::take), of a sender that may leave frames to be cut or summed: where the frame
-    /// lies in `into`, and what is left to do, which may not fit it.
+    /// Copies the next frame to where `place` says when it is told how many bytes to have room for, `snaplen` at most.
+    /// Returns where in those bytes it lies, and what is left to do with it, which may not fit it: nothing, unless its sender
+    /// may leave some ([`Segments::Merged`]).
     ///
     /// # Errors
     /// [`SenderLied`]; stop using the ring.
     ///
     /// # Panics
-    /// As [`take`](Self::take).
+    /// If that place is shorter.
     #[inline]
-    pub fn take_offloaded(&mut self, into: &mut [u8]) -> Result<Option<Sent>, SenderLied> {
-        let Some((end, flags)) = self.copy(into)? else {
+    pub fn take_to<'a>(
+        &mut self,
+        segments: Segments,
+        place: impl FnOnce(usize) -> &'a mut [u8],
+    ) -> Result<Option<(&'a [u8], Sent)>, SenderLied> {
+        let Some((bytes, flags)) = self.copy(place)? else {
             return Ok(None);
         };
-        if flags & flags::OFFLOAD == 0 {
-            let offload = Offload::default();
-            return Ok(Some(Sent {
-                start: 0,
-                end,
-                offload,
-            }));
+        let end = bytes.len();
+        if segments == Segments::Wire || flags & flags::OFFLOAD == 0 {
+            let (start, offload) = (0, Offload::default());
+            return Ok(Some((
+                bytes,
+                Sent {
+                    start,
+                    end,
+                    offload,
+                },
+            )));
         }
         // Of our own copy.
-        let header = into[..end].get(PREFIX - HEADER..PREFIX);
+        let header = bytes.get(PREFIX - HEADER..PREFIX);
         let Some(header) = header.and_then(<[u8]>::first_chunk) else {
             return Err(self.lie(end as u32));
         };
-        Ok(Some(Sent {
-            start: PREFIX,
-            end,
-            offload: Offload::from_header(header),
-        }))
+        let (start, offload) = (PREFIX, Offload::from_header(header));
+        Ok(Some((
+            bytes,
+            Sent {
+                start,
+                end,
+                offload,
+            },
+        )))
     }
 
-    /// Copies the next record's bytes out: how many, and its flags.
+    /// Copies the next record's bytes out: they, and its flags.
     #[inline(always)]
-    fn copy(&mut self, into: &mut [u8]) -> Result<Option<(usize, u16)>, SenderLied> {
+    fn copy<'a>(
+        &mut self,
+        place: impl FnOnce(usize) -> &'a mut [u8],
+    ) -> Result<Option<(&'a [u8], u16)>, SenderLied> {
         if self.tail == self.head && !self.refresh()? {
             return Ok(None);
         }
@@ -172,10 +190,11 @@ impl Intake {
         }
         let (at, len) = (DATA_OFFSET + offset, cap_len as usize);
         let flags = self.region.load_u32(at + FLAGS, Ordering::Relaxed) as u16;
-        self.region.read(at + RECORD_HEADER, &mut into[..len]);
+        let into = &mut place(len)[..len];
+        self.region.read(at + RECORD_HEADER, into);
         self.tail = self.tail.wrapping_add(skip + size);
         self.taken = self.taken.wrapping_add(1);
-        Ok(Some((len, flags)))
+        Ok(Some((into, flags)))
     }
 
     /// Whether the words that only the host writes are there; a sender can write over them, and can

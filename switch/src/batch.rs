@@ -1,6 +1,7 @@
 //! Frames that entered together, in memory of our own, and what else is known of each.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
 
 use vnplug_frame::offload;
@@ -227,6 +228,37 @@ impl Batch {
         if !self.has_room(len) || !self.inbox.push(len, |place| fill(&mut place[..copied])) {
             return false;
         }
+        self.note(len, offload, tail);
+        true
+    }
+
+    /// Where the next frame goes, with room for so many bytes, if there is.
+    #[inline]
+    pub(crate) fn place(&mut self, len: usize) -> Option<&mut [u8]> {
+        match self.has_enough() {
+            true => None,
+            false => self.inbox.place(len),
+        }
+    }
+
+    /// A frame that lies there in that [place](Self::place).
+    #[inline]
+    pub(crate) fn at_place(&mut self, frame: &Range<usize>) -> &[u8] {
+        let place = self.inbox.place(frame.end);
+        place.map_or(&[], |place| &place[frame.clone()])
+    }
+
+    /// Appends it, of a length that a frame [may](Self::longest) have, with what its sender says is left to do with it.
+    #[inline]
+    pub(crate) fn placed(&mut self, frame: Range<usize>, offload: Offload) {
+        let len = frame.len();
+        self.inbox.placed(frame);
+        self.note(len, offload, None);
+    }
+
+    /// Notes what is known of a frame that was appended.
+    #[inline]
+    fn note(&mut self, len: usize, offload: Offload, tail: Option<Place>) {
         self.bytes += len;
         self.notes.push(Note {
             from: self.from,
@@ -237,7 +269,6 @@ impl Batch {
         if offload.is_due() {
             self.check(self.notes.len() - 1, len, &offload);
         }
-        true
     }
 
     /// Whether what is left to do with a frame fits it, and makes no packets that are longer than frames may be.

@@ -4,12 +4,14 @@
 //! No wire: the way out keeps what it took until the flush, as a packet socket's does, and sends nothing. Its peer is
 //! the same with one more copy, which is how it was; the limit takes frames that consist of the headers alone.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use vnplug_frame::{Frame, MAX_BATCH};
 use vnplug_path::engine::sender::Sender;
 use vnplug_path::source::{Flushed, Transmit, Transmitter};
 use vnplug_ring::layout::{Geometry, Meta, ring_size};
+use vnplug_ring::offload::Offload;
 use vnplug_ring::{Intake, Producer, Region};
 
 use crate::row::{Figure, Limit, Plan, Result, Samples};
@@ -87,8 +89,8 @@ impl Transmitter for Kept {
         }
     }
 
-    fn placed(&mut self, len: usize) -> Transmit {
-        self.used += len;
+    fn placed(&mut self, frame: Range<usize>, _: &Offload) -> Transmit {
+        self.used += frame.end;
         self.count += 1;
         Transmit::Taken
     }
@@ -98,7 +100,7 @@ impl Transmitter for Kept {
             Some(room) => room.copy_from_slice(bytes),
             None => return Transmit::Full,
         }
-        self.placed(bytes.len())
+        self.placed(0..bytes.len(), &Offload::default())
     }
 
     fn flush(&mut self, _: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use vnplug_frame::{Frame, MAX_BATCH};
 use vnplug_path::source::{Flushed, Transmitter};
 use vnplug_ring::layout::{DATA_OFFSET, Geometry, Meta, ring_size};
+use vnplug_ring::offload::Offload;
 use vnplug_ring::{Consumer, Intake, Producer, Region};
 
 use super::copies::Kept;
@@ -171,7 +172,7 @@ fn take(
             len as usize
         }
     };
-    out.placed(len);
+    out.placed(0..len, &Offload::default());
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use vnplug_ring::control::Segments;
 use vnplug_ring::layout::{Life, RECORD_HEADER};
 use vnplug_ring::offload::Offload;
-use vnplug_ring::{Intake, SenderLied, Sent};
+use vnplug_ring::{Intake, SenderLied};
 
 use super::terms::{Refused, Terms};
 use crate::batch::Handle;
@@ -18,7 +18,7 @@ use crate::bucket::Bucket;
 use crate::source::{Flushed, Transmit, Transmitter};
 use vnplug_frame::Frame;
 use vnplug_frame::lock::Against;
-use vnplug_frame::offload::{self, Pieces};
+use vnplug_frame::offload::{self, Pieces, Work};
 use vnplug_os::closer::PeerFd;
 use vnplug_os::memory::Holes;
 
@@ -276,54 +276,51 @@ impl Sender {
         shown: &mut dyn FnMut(&[Frame<'_>]),
     ) -> Result<(), SenderLied> {
         let most = self.counters.bytes + bytes;
+        let (takes_offload, is_open) = (out.takes_offload(), self.terms.are_open());
         for _ in 0..budget {
             if self.counters.bytes >= most {
                 break;
             }
-            if self.segments == Segments::Wire
-                && let Some(place) = out.place(self.frame.len())
-            {
-                // Nobody but us can change what lies there either: what is judged is what is sent.
-                let Some(len) = self.intake.take(place)? else {
-                    break;
-                };
-                self.counters.taken += 1;
-                self.counters.bytes += len as u64;
-                match self.terms.judge(&place[..len]) {
-                    Ok(()) => Way {
-                        out: &mut *out,
-                        shown: &mut *shown,
-                        counters: &mut self.counters,
-                        terms: None,
-                    }
-                    .give(|out| out.placed(len)),
-                    Err(why) => self.counters.refused(why),
-                }
-                continue;
-            }
-            let Some(sent) = self.next()? else {
+            let mut is_placed = false;
+            let (own, placed, there) = (&mut self.frame, &mut is_placed, &mut *out);
+            let taken = self.intake.take_to(self.segments, move |len| {
+                let place = there.place(len);
+                *placed = place.is_some();
+                place.unwrap_or(own)
+            })?;
+            let Some((copied, sent)) = taken else {
                 break;
             };
+            // Nobody but us can change it there either: what is judged is what is sent.
+            let frame = &copied[sent.start..sent.end];
             self.counters.taken += 1;
-            self.counters.bytes += (sent.end - sent.start) as u64;
+            self.counters.bytes += frame.len() as u64;
+            let fate = match is_open && sent.start == 0 {
+                // Nothing is left to do, and it may be any.
+                true => Fate::Goes(Offload::default()),
+                false => Fate::of(frame, &sent.offload, &self.terms, takes_offload),
+            };
+            if let (Fate::Cut(_), true) = (&fate, is_placed)
+                && let Some(place) = out.place(sent.end)
+            {
+                self.frame[..sent.end].copy_from_slice(place);
+            }
             let frame = &self.frame[sent.start..sent.end];
-            let is_judged = !self.terms.are_open();
             let mut way = Way {
                 out: &mut *out,
                 shown: &mut *shown,
                 counters: &mut self.counters,
-                terms: is_judged.then_some(&*self.terms),
+                terms: (!is_open).then_some(&*self.terms),
             };
-            match offload::work(frame, frame.len() as u32, &sent.offload) {
-                Ok(None) => way.send(frame),
-                // NB: what is judged is what is sent. A checksum that somebody else fills in later could be put over
-                // what was judged.
-                Ok(Some(work))
-                    if way.terms.is_none() && way.out.takes_offload() && work.is_for_linux() =>
-                {
-                    way.give(|out| out.transmit_offloaded(frame, &sent.offload));
+            match fate {
+                Fate::Goes(left) if is_placed => {
+                    way.give(|out| out.placed(sent.start..sent.end, &left));
                 }
-                Ok(Some(work)) => {
+                Fate::Goes(left) if takes_offload => {
+                    way.give(|out| out.transmit_offloaded(frame, &left));
+                }
+                Fate::Goes(_) => way.give(|out| out.transmit(frame)),
+                Fate::Cut(work) => {
                     self.pieces.clear();
                     let made = self.pieces.make(frame, frame.len() as u32, &work);
                     way.counters.cut += made.len() as u64 - 1;
@@ -335,26 +332,11 @@ impl Sender {
                         way.send(&self.packet);
                     }
                 }
-                Err(_) => way.counters.dropped_offload += 1,
+                Fate::Refused(why) => way.counters.refused(why),
+                Fate::Lie => way.counters.dropped_offload += 1,
             }
         }
         Ok(())
-    }
-
-    /// Copies the next frame out of the ring.
-    #[inline]
-    fn next(&mut self) -> Result<Option<Sent>, SenderLied> {
-        match self.segments {
-            Segments::Merged => self.intake.take_offloaded(&mut self.frame),
-            Segments::Wire => {
-                let len = self.intake.take(&mut self.frame)?;
-                Ok(len.map(|end| Sent {
-                    start: 0,
-                    end,
-                    offload: Offload::default(),
-                }))
-            }
-        }
     }
 
     /// Makes the counters exact after a panic in [`serve`](Self::serve): what was taken and not
@@ -434,6 +416,36 @@ impl Sender {
     /// Whether its ring is over.
     pub fn is_over(&self) -> bool {
         self.over
+    }
+}
+
+/// What is to become of a frame.
+enum Fate {
+    /// It is sent with this left to do.
+    Goes(Offload),
+    /// It is cut or summed here, and what it becomes is judged.
+    Cut(Work),
+    Refused(Refused),
+    /// What is left to do does not fit it.
+    Lie,
+}
+
+impl Fate {
+    #[inline]
+    fn of(frame: &[u8], offload: &Offload, terms: &Terms, takes_offload: bool) -> Self {
+        match offload::work(frame, frame.len() as u32, offload) {
+            Ok(None) => match terms.judge(frame) {
+                Ok(()) => Self::Goes(Offload::default()),
+                Err(why) => Self::Refused(why),
+            },
+            // NB: what is judged is what is sent. A checksum that somebody else fills in later could be put over
+            // what was judged.
+            Ok(Some(work)) if terms.are_open() && takes_offload && work.is_for_linux() => {
+                Self::Goes(*offload)
+            }
+            Ok(Some(work)) => Self::Cut(work),
+            Err(_) => Self::Lie,
+        }
     }
 }
 

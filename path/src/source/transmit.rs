@@ -5,6 +5,8 @@
 //! is counted exactly once, by the answer of `transmit` or, if it was taken, by that of the next
 //! `flush`.
 
+use std::ops::Range;
+
 use vnplug_frame::Frame;
 use vnplug_ring::offload::Offload;
 
@@ -17,15 +19,16 @@ pub trait Transmitter {
     /// copy; it is not needed after the call. The caller flushes after a batch.
     fn transmit(&mut self, bytes: &[u8]) -> Transmit;
 
-    /// Room for a frame of up to `len` bytes where it is sent from. It is the daemon's own memory, which nobody else can
-    /// change: a frame is copied there once, judged there, and [taken](Self::placed) or left. `None`: there is no
-    /// such room, now or ever; ask [`transmit`](Self::transmit).
+    /// Room for `len` bytes with a frame among them, where it is sent from. It is the daemon's own memory, which nobody else
+    /// can change: a frame is copied there once, judged there, and [taken](Self::placed) or left. `None`: there is no
+    /// such room, now or ever; ask [`transmit`](Self::transmit). Who asks again has the same place.
     fn place(&mut self, _len: usize) -> Option<&mut [u8]> {
         None
     }
 
-    /// As [`transmit`](Self::transmit), of a frame of `len` bytes at the beginning of the place that was asked for last.
-    fn placed(&mut self, _len: usize) -> Transmit {
+    /// As [`transmit_offloaded`](Self::transmit_offloaded), of a frame that lies there in the place that was asked for
+    /// last, for which there was room: the answer is not [`Full`](Transmit::Full).
+    fn placed(&mut self, _frame: Range<usize>, _offload: &Offload) -> Transmit {
         Transmit::Unsupported
     }
 

@@ -1,6 +1,7 @@
 //! Frames that were left to a NIC, with what is left to do.
 
 use super::*;
+use crate::control::Segments;
 use crate::offload::{Offload, PREFIX, gso};
 use crate::tests::group::{ARENA, arena_at, member};
 use crate::{Intake, Producer, SenderLied};
@@ -93,11 +94,9 @@ fn what_a_sender_leaves_to_do_is_taken_if_it_may_leave_something() {
         let bytes = bytes(number, 300);
         assert!(sender.push(&some(number), &bytes).unwrap());
         sender.publish();
-        let sent = intake
-            .take_offloaded(&mut buffer)
-            .unwrap()
-            .expect("published");
-        assert_eq!(buffer[sent.start..sent.end], bytes);
+        let taken = intake.take_to(Segments::Merged, |_| &mut buffer).unwrap();
+        let (all, sent) = taken.expect("published");
+        assert_eq!(all[sent.start..sent.end], bytes);
         assert_eq!(sent.offload, some(number).offload);
         intake.release();
     }
@@ -110,7 +109,9 @@ fn what_a_sender_leaves_to_do_is_taken_if_it_may_leave_something() {
     short.flags |= flags::OFFLOAD;
     assert!(sender.push_parts(&short, &[0; PREFIX - 1], &[]).unwrap());
     sender.publish();
-    let lie = intake.take_offloaded(&mut buffer).unwrap_err();
+    let lie = intake
+        .take_to(Segments::Merged, |_| &mut buffer)
+        .unwrap_err();
     assert!(
         matches!(lie, SenderLied::Record { cap_len: 15, .. }),
         "{lie}"

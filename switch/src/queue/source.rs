@@ -1,5 +1,6 @@
 //! The switch as the path's queue: its turns, when to wake it, and what rings send.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -117,21 +118,29 @@ impl Transmitter for Switch {
         self.transmit_offloaded(bytes, &Offload::default())
     }
 
+    fn place(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.sent.place(len)
+    }
+
+    fn placed(&mut self, frame: Range<usize>, left: &Offload) -> Transmit {
+        let longest = self.came.longest();
+        let has_length = match left.is_super_frame() {
+            true => has_length(self.sent.at_place(&frame), left, longest),
+            false => (HEADER..=longest).contains(&frame.len()),
+        };
+        if !has_length {
+            return Transmit::BadLength;
+        }
+        self.sent.placed(frame, *left);
+        Transmit::Taken
+    }
+
     fn takes_offload(&self) -> bool {
         true
     }
 
     fn transmit_offloaded(&mut self, bytes: &[u8], left: &Offload) -> Transmit {
-        let longest = self.came.longest();
-        let is_long = match left.is_super_frame() {
-            true => {
-                let work = offload::work(bytes, bytes.len() as u32, left);
-                let packets = work.ok().flatten().map_or(0, |work| work.longest());
-                bytes.len() > MAX_SUPER || packets > longest
-            }
-            false => bytes.len() > longest,
-        };
-        if bytes.len() < HEADER || is_long {
+        if !has_length(bytes, left, self.came.longest()) {
             return Transmit::BadLength;
         }
         let fill = |place: &mut [u8]| {
@@ -154,8 +163,7 @@ impl Transmitter for Switch {
         let now_us = self.now_us();
         if let Some(port) = self.exits.port(self.sent.get(0).from) {
             port.counters.in_frames += count;
-            let bytes = self.sent.iter().map(|it| it.bytes.len() as u64);
-            port.counters.in_bytes += bytes.sum::<u64>();
+            port.counters.in_bytes += self.sent.bytes() as u64;
         }
         let (forwarder, exits) = (&mut self.forwarder, &mut self.exits);
         self.spare.decide(forwarder, self.sent.iter(), now_us);
@@ -170,6 +178,21 @@ impl Transmitter for Switch {
             ..Flushed::default()
         }
     }
+}
+
+/// Whether a frame, or each packet that it becomes, is as long as frames are: the longest of those that are not cut has so
+/// many bytes.
+#[inline]
+fn has_length(frame: &[u8], left: &Offload, longest: usize) -> bool {
+    let is_long = match left.is_super_frame() {
+        true => {
+            let work = offload::work(frame, frame.len() as u32, left);
+            let packets = work.ok().flatten().map_or(0, |work| work.longest());
+            frame.len() > MAX_SUPER || packets > longest
+        }
+        false => frame.len() > longest,
+    };
+    frame.len() >= HEADER && !is_long
 }
 
 /// How often the interfaces of a twin are looked at.

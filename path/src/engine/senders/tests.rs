@@ -3,6 +3,7 @@
 mod fair;
 mod fates;
 mod hostile;
+mod places;
 mod sleep;
 
 use std::os::fd::AsFd;

@@ -1,5 +1,6 @@
 //! Frames on their way out through a packet socket.
 
+use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use vnplug_ring::layout::flags;
@@ -46,10 +47,10 @@ impl Outbox {
             Some(place) => place.copy_from_slice(frame),
             None => return Transmit::Full,
         }
-        self.placed(frame.len(), offload)
+        self.placed(0..frame.len(), offload)
     }
 
-    /// Room for a frame of up to this length, if there is any before a flush.
+    /// Room for so many bytes with a frame among them, if there is any before a flush.
     #[inline]
     pub(super) fn place(&mut self, len: usize) -> Option<&mut [u8]> {
         if self.lens.len() == MOST {
@@ -62,15 +63,24 @@ impl Outbox {
         Some(&mut self.bytes[at..at + len])
     }
 
+    /// A frame in that room.
+    pub(super) fn at(&self, frame: &Range<usize>) -> &[u8] {
+        &self.bytes[self.used + self.header..][frame.clone()]
+    }
+
     /// Takes a frame that lies in that room, with what is left to do.
     #[inline]
-    pub(super) fn placed(&mut self, len: usize, offload: &Offload) -> Transmit {
+    pub(super) fn placed(&mut self, frame: Range<usize>, offload: &Offload) -> Transmit {
+        let len = frame.len();
         if !(SHORTEST..=LONGEST).contains(&len) {
             return Transmit::BadLength;
         }
-        let (header, frame) = self.bytes[self.used..].split_at_mut(self.header);
+        let (header, place) = self.bytes[self.used..].split_at_mut(self.header);
+        if frame.start > 0 {
+            place.copy_within(frame, 0);
+        }
         if !header.is_empty() {
-            header.copy_from_slice(&offload.to_native_header(&frame[..len]));
+            header.copy_from_slice(&offload.to_native_header(&place[..len]));
         }
         self.used += self.header + len;
         self.lens.push((self.header + len) as u32);

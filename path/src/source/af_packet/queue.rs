@@ -10,6 +10,7 @@
 //! is either handed out or counted as dropped.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -454,8 +455,14 @@ impl Transmitter for PacketQueue {
         }
     }
 
-    fn placed(&mut self, len: usize) -> Transmit {
-        self.outbox.placed(len, &Offload::default())
+    fn placed(&mut self, frame: Range<usize>, offload: &Offload) -> Transmit {
+        if offload.is_super_frame() {
+            let mtu = self.mtu();
+            if is_beyond(mtu, self.outbox.at(&frame), offload) {
+                return Transmit::BadLength;
+            }
+        }
+        self.outbox.placed(frame, offload)
     }
 
     fn takes_offload(&self) -> bool {
@@ -463,7 +470,7 @@ impl Transmitter for PacketQueue {
     }
 
     fn transmit_offloaded(&mut self, bytes: &[u8], offload: &Offload) -> Transmit {
-        let is_too_long = offload.is_super_frame() && self.cannot_carry(bytes, offload);
+        let is_too_long = offload.is_super_frame() && is_beyond(self.mtu(), bytes, offload);
         match self.link {
             LinkState::Up if is_too_long => Transmit::BadLength,
             LinkState::Up => self.outbox.take(bytes, offload),
@@ -489,21 +496,23 @@ impl Transmitter for PacketQueue {
 }
 
 impl PacketQueue {
-    /// Whether the packets of a super-frame are longer than the interface's MTU allows. NB: of frames that are not cut
-    /// the kernel says it (EMSGSIZE); these it takes, and they are lost behind it.
-    fn cannot_carry(&mut self, frame: &[u8], offload: &Offload) -> bool {
-        // What does not fit its frame the kernel refuses.
-        let Ok(Some(work)) = work(frame, frame.len() as u32, offload) else {
-            return false;
-        };
-        let socket = self.rings.socket();
-        let mtu = *self
-            .mtu
-            .get_or_insert_with(|| interface::mtu(socket, self.bound.index).unwrap_or(0));
-        // As the kernel counts frames: one tag of 802.1Q is no part of it.
-        let tag = 4 * usize::from(frame.get(12..14) == Some(&[0x81, 0]));
-        mtu > 0 && work.longest() > mtu as usize + HEADER + tag
+    /// The interface's MTU, which is asked for once before a flush; 0: it is not known.
+    fn mtu(&mut self) -> u32 {
+        let (socket, index) = (self.rings.socket(), self.bound.index);
+        let ask = || interface::mtu(socket, index).unwrap_or(0);
+        *self.mtu.get_or_insert_with(ask)
     }
+}
+
+/// Whether the packets of a super-frame are longer than this MTU allows. NB: of frames that are not cut the kernel says
+/// it (EMSGSIZE); these it takes, and they are lost behind it. What does not fit its frame it refuses.
+fn is_beyond(mtu: u32, frame: &[u8], offload: &Offload) -> bool {
+    let Ok(Some(work)) = work(frame, frame.len() as u32, offload) else {
+        return false;
+    };
+    // As the kernel counts frames: one tag of 802.1Q is no part of it.
+    let tag = 4 * usize::from(frame.get(12..14) == Some(&[0x81, 0]));
+    mtu > 0 && work.longest() > mtu as usize + HEADER + tag
 }
 
 /// Bytes of an Ethernet header.
