@@ -183,39 +183,24 @@ fn who_comes_for_memory_again_and_again_waits_and_the_back_end_does_not() {
     let kv = "kv,id=85,uid=0,open=uid:*,memory=1G";
     let daemon = Daemon::start(&lab, None, &["--config", &config, "--backend", kv]).unwrap();
     let mut back = raw_back_end(&daemon.socket());
-    let share = |back: &mut Raw, channel| {
-        let region = Message::Backend(Backend::Region {
-            channel,
-            bytes: EACH,
-            writable: true,
-        });
-        let Message::Backend(Backend::Mapped(mapped)) = back.ask(&region, 0) else {
-            panic!("no memory");
-        };
-        drop(back.take_fds());
-        mapped.region
-    };
-    let joins = || {
-        let (socket, begun) = (daemon.socket(), Instant::now());
-        let program = as_user(move || Raw::program(&socket, 85));
-        (program, begun.elapsed())
-    };
+    let joins = || joins(&daemon);
     let mut of_back_end = Times::default();
     let mut last = (0..ROUNDS).find_map(|round| {
         let (program, waited) = joins();
         eprintln!("program {round} was there after {waited:?}");
-        if waited > LONG {
+        // Before, there is enough at once, and it had no processor.
+        if round > 2 && waited > LONG {
             return Some(program);
         }
-        share(&mut back, program.1);
+        share(&mut back, program.1, EACH);
         of_back_end.push(waits(&mut back));
         None
     });
     let (program, channel) = last.as_mut().expect("it waits before it comes again");
     of_back_end.are_within(Duration::from_millis(100), "an answer to the back-end");
     // The control: what a back-end takes back itself, and shares again, it pays, and waits.
-    let again = (0..ROUNDS).find_map(|_| {
-        let region = share(&mut back, *channel);
+    let again = (0..ROUNDS).filter_map(|_| {
+        let region = share(&mut back, *channel, EACH);
         let waited = waits(&mut back);
         let withdraw = Backend::Withdraw {
             channel: *channel,
@@ -236,8 +221,54 @@ fn who_comes_for_memory_again_and_again_waits_and_the_back_end_does_not() {
         while back.next().unwrap().0 != 7 {}
         (waited > LONG).then_some(waited)
     });
+    let again: Vec<_> = again.take(2).collect();
     eprintln!("a back-end that shares again by itself waited {again:?}");
-    again.expect("it waits");
+    assert_eq!(again.len(), 2);
+}
+
+/// A back-end that has its programs come again, each time with much memory, pays for that itself.
+#[test]
+fn who_is_given_memory_and_is_hung_up_on_again_and_again_does_not_wait() {
+    let lab = Lab::new().unwrap();
+    let config = open_to_all(&lab, "");
+    let kv = "kv,id=85,uid=0,open=uid:*,memory=1G";
+    let daemon = Daemon::start(&lab, None, &["--config", &config, "--backend", kv]).unwrap();
+    let mut back = raw_back_end(&daemon.socket());
+    let (mut of_programs, mut of_back_end) = (Times::default(), Times::default());
+    for _ in 0..9 {
+        let ((_program, channel), waited) = joins(&daemon);
+        of_programs.push(waited);
+        share(&mut back, channel, 256 << 20);
+        let reason = "again".to_owned();
+        let hangup = Message::Backend(Backend::Hangup { channel, reason });
+        back.send(&hangup.encode(0, 0)).unwrap();
+        of_back_end.push(waits(&mut back));
+    }
+    of_programs.are_within(Duration::from_millis(250), "to come again");
+    // The control: somebody did.
+    let waited = of_back_end.at(100);
+    assert!(waited > Duration::from_millis(250), "{waited:?}");
+}
+
+/// A back-end's memory for a program.
+fn share(back: &mut Raw, channel: u32, bytes: u64) -> u32 {
+    let region = Message::Backend(Backend::Region {
+        channel,
+        bytes,
+        writable: true,
+    });
+    let Message::Backend(Backend::Mapped(mapped)) = back.ask(&region, 0) else {
+        panic!("no memory");
+    };
+    drop(back.take_fds());
+    mapped.region
+}
+
+/// A program of a user with its channel, and how long it took until it had that.
+fn joins(daemon: &Daemon) -> ((Raw, u32), Duration) {
+    let (socket, begun) = (daemon.socket(), Instant::now());
+    let program = as_user(move || Raw::program(&socket, 85));
+    (program, begun.elapsed())
 }
 
 #[test]

@@ -119,6 +119,11 @@ impl Bucket {
         self.charge(bytes as f64 / f64::from(1 << 20) * MIB);
     }
 
+    /// Gives them back: another pays.
+    pub(crate) fn give_back_bytes(&mut self, bytes: u64) {
+        self.tokens += bytes as f64 / f64::from(1 << 20) * MIB;
+    }
+
     /// Takes tokens, into debt if need be: 1 for a request, more for one that was costly.
     pub(crate) fn charge(&mut self, tokens: f64) {
         self.tokens -= tokens;

@@ -42,8 +42,6 @@ pub(super) struct Channel {
     ends: [End; 2],
     /// What is on its way to each end.
     flows: [Flow; 2],
-    /// Bytes of memory that the back-end took back: it pays for as many that it shares again.
-    taken_back: u64,
 }
 
 /// What is on its way to one end.
@@ -113,7 +111,6 @@ impl Channel {
             owner,
             ends,
             flows: [flow(events.0), flow(events.1)],
-            taken_back: 0,
         }
     }
 
@@ -132,18 +129,6 @@ impl Channel {
     /// It is over for one end at least, or will be when that has heard the rest.
     pub(super) fn has_ended(&self) -> bool {
         self.flows.iter().any(Flow::ends)
-    }
-
-    /// Its back-end takes memory back.
-    pub(super) fn take_back(&mut self, bytes: u64) {
-        self.taken_back = self.taken_back.saturating_add(bytes);
-    }
-
-    /// How much the back-end pays of memory that it shares, and how much the program's owner.
-    pub(super) fn pay(&mut self, bytes: u64) -> [u64; 2] {
-        let again = bytes.min(self.taken_back);
-        self.taken_back -= again;
-        [again, bytes - again]
     }
 
     /// Both ends know that it is over.
@@ -371,18 +356,6 @@ mod tests {
         let (last, _) = it.next(Side::BackEnd).unwrap();
         assert!(matches!(last, Backend::Hangup { reason, .. } if reason == "a lie"));
         assert!(it.next(Side::BackEnd).is_none() && it.is_over());
-    }
-
-    #[test]
-    fn a_back_end_pays_for_what_it_took_back_and_shares_again() {
-        let mut it = channel();
-        assert_eq!(it.pay(100), [0, 100]);
-        it.take_back(70);
-        assert_eq!(it.pay(100), [70, 30]);
-        assert_eq!(it.pay(1), [0, 1]);
-        it.take_back(u64::MAX);
-        it.take_back(1);
-        assert_eq!(it.pay(5), [5, 0]);
     }
 
     #[test]

@@ -210,6 +210,8 @@ impl Control {
     /// A connection is over, or one application of it is gone.
     pub(super) fn backends_gone(&mut self, token: u64, app: Option<u32>) {
         let reason = "the other side is gone";
+        let is_gone = |end: End| end.token == token && app.is_none_or(|app| app == end.app);
+        self.backends.regions.programs_pay(is_gone);
         let ended = self.backends.registry.gone(token, app, reason);
         let now = Instant::now();
         for channel in ended {
@@ -217,7 +219,6 @@ impl Control {
         }
         self.plugger_gone(token);
         self.give_up_growing(|it| it.token == token && app.is_none_or(|app| app == it.app));
-        let is_gone = |end: End| end.token == token && app.is_none_or(|app| app == end.app);
         for region in self.backends.regions.of_program(is_gone) {
             self.free_region(region, true);
         }

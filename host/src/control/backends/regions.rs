@@ -15,6 +15,7 @@ use vnplug_ring::control::backend::Mapped;
 
 use super::RegionWish;
 use super::channel::End;
+use crate::control::limit::SharedBucket;
 use crate::control::waiting::Whom;
 
 /// How long a program is waited for whose back-end is gone.
@@ -49,12 +50,30 @@ pub(super) struct Shared {
     pub(super) owner: End,
     pub(super) program: End,
     pub(super) len: u64,
+    pub(super) bill: Bill,
     pub(super) home: Home,
     pub(super) state: State,
     /// A thread empties it.
     pub(super) is_busy: bool,
     /// It is to be forgotten when that thread is done; whether its program let it go.
     pub(super) gone: Option<bool>,
+}
+
+/// Who pays for it. Its back-end did when it was made, and pays for what it takes back, or ends, and shares again.
+/// A program may connect, and let go, again and again, too, and no other is to wait for that.
+pub(super) struct Bill {
+    pub(super) back_end: Option<SharedBucket>,
+    pub(super) program: Option<SharedBucket>,
+}
+
+impl Bill {
+    /// The program lets go by itself, or is gone: its owner pays so many bytes, and not the back-end.
+    pub(super) fn is_the_programs(&self, bytes: u64) {
+        if let (Some(back_end), Some(program)) = (&self.back_end, &self.program) {
+            back_end.borrow_mut().give_back_bytes(bytes);
+            program.borrow_mut().charge_bytes(bytes);
+        }
+    }
 }
 
 /// Where it lies.
@@ -138,6 +157,14 @@ impl Regions {
     pub(super) fn of_program(&self, gone: impl Fn(End) -> bool) -> Vec<u32> {
         let own = self.all.iter().filter(|(_, it)| gone(it.program));
         own.map(|(number, _)| *number).collect()
+    }
+
+    /// These programs are gone: their owners pay for what they were not asked to let go.
+    pub(super) fn programs_pay(&self, gone: impl Fn(End) -> bool) {
+        let own = self.all.values().filter(|it| gone(it.program));
+        for shared in own.filter(|it| matches!(it.state, State::Used)) {
+            shared.bill.is_the_programs(shared.len);
+        }
     }
 
     /// Pieces of a VM's pool.

@@ -319,13 +319,6 @@ impl Registry {
         }
     }
 
-    /// The back-end of a channel takes memory back.
-    pub(super) fn take_back(&mut self, number: u32, bytes: u64) {
-        if let Some(channel) = self.channels.get_mut(&number) {
-            channel.take_back(bytes);
-        }
-    }
-
     /// A region of a channel is no more.
     pub(super) fn forget_region(&mut self, number: u32, region: u32) {
         if let Some(channel) = self.channels.get_mut(&number) {

@@ -1,6 +1,7 @@
 //! Memory that back-ends ask for: made, told to both sides, and taken back.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use vnplug_ring::control::{Backend, Message, code};
 
 use super::channel::{self, End, Side};
 use super::growth::device_len;
-use super::regions::{Home, Shared, State};
+use super::regions::{Bill, Home, Shared, State};
 use super::{RegionWish, no_channel};
 use crate::control::Control;
 use crate::control::memory::{Contents, LARGE, Want};
@@ -27,8 +28,9 @@ const MAX_PIECES: usize = 4096;
 impl Control {
     pub(super) fn region(&mut self, whom: Whom, end: End, wish: RegionWish) -> Result<(), Over> {
         let may = self.may_share(end, wish);
-        if let Ok((len, _)) = &may {
-            self.charge_memory(end, wish.channel, *len);
+        if let (Ok((len, _)), Some(session)) = (&may, self.sessions.get(whom.token)) {
+            // As a user's rings do: memory takes its time to commit.
+            session.bucket.borrow_mut().charge_bytes(*len);
         }
         match may {
             Err(refusal) => self.sessions.answer(whom, Err(refusal)),
@@ -66,20 +68,6 @@ impl Control {
                     true => Ok(()),
                     false => self.came(whom, region, wish),
                 }
-            }
-        }
-    }
-
-    /// Has it paid for, as rings are: memory takes its time to commit. A program may connect, or let go of it, again
-    /// and again, and no other is to wait for that: its owner pays.
-    fn charge_memory(&mut self, back_end: End, channel: u32, len: u64) {
-        let Some((channel, _)) = self.backends.registry.channel_of(back_end, channel) else {
-            return;
-        };
-        let program = channel.end(Side::Program);
-        for (end, bytes) in [back_end, program].into_iter().zip(channel.pay(len)) {
-            if let Some(session) = self.sessions.get(end.token) {
-                session.bucket.borrow_mut().charge_bytes(bytes);
             }
         }
     }
@@ -297,6 +285,12 @@ impl Control {
         home: Home,
     ) -> Result<Mapped, Refusal> {
         let (channel, _) = self.own_channel(end, wish.channel)?;
+        let (backend, program) = (channel.backend, channel.end(Side::Program));
+        let bucket = |end: End| Some(Rc::clone(&self.sessions.get(end.token)?.bucket));
+        let bill = Bill {
+            back_end: bucket(end),
+            program: bucket(program),
+        };
         let (memory, offset) = match &home {
             Home::Own(_) => (0, 0),
             Home::Pool(_, place) => (0, place.offset),
@@ -304,10 +298,11 @@ impl Control {
         };
         let shared = Shared {
             channel: wish.channel,
-            backend: channel.backend,
+            backend,
             owner: end,
-            program: channel.end(Side::Program),
+            program,
             len,
+            bill,
             home,
             state: State::Used,
             is_busy: false,
@@ -381,14 +376,12 @@ impl Control {
         let shared = shared.filter(|it| it.owner == end).ok_or_else(no_region)?;
         if matches!(&shared.home, Home::Device { number, .. } if growth.is_coming(*number)) {
             // Its program was not told of it.
-            let registry = &mut self.backends.registry;
-            registry.take_back(shared.channel, shared.len);
             shared.state = State::Asked(Instant::now(), Some(whom));
             self.free_region(region, true);
             return Ok(());
         }
         match shared.state {
-            State::Used => self.backends.registry.take_back(shared.channel, shared.len),
+            State::Used => {}
             State::Coming(..) | State::Asked(_, None) | State::Emptied => return Err(no_region()),
             State::Asked(_, Some(_)) => {
                 let what = format!("region {region} is being withdrawn");
@@ -417,6 +410,7 @@ impl Control {
         let channel = shared.channel;
         if matches!(shared.state, State::Used) {
             // By itself: its back-end is told.
+            shared.bill.is_the_programs(shared.len);
             let told = Backend::Withdraw {
                 channel,
                 region,
