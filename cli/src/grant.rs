@@ -74,7 +74,7 @@ Examples:
 
 When the command returns, nothing more is received or sent by these ports, and what waited to be sent is
 dropped. It does not keep anybody from opening a port again: `vnplug grant rm` does, and revokes as well.
-Of a channel nothing more is said to either side; the back-end's memory is withdrawn.")]
+Nothing more is passed in a channel: both sides are told that, and the program has two seconds to let go of memory.")]
 pub(crate) struct RevokeArgs {
     /// The port of this number, which `vnplug stats` shows
     #[arg(long, value_name = "NUMBER")]

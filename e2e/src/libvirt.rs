@@ -140,6 +140,8 @@ impl Libvirt {
         command
             .arg(format!("--target={}", self.pid))
             .args(["--mount", "--uts", "--pid", "--net", "--"])
+            // A libvirtd that hangs ends the test, and says where.
+            .args(["timeout", "--kill-after=5", "120"])
             .arg(program)
             .env("PATH", path(&self.dir))
             .env("LIBVIRT_DEFAULT_URI", "qemu:///system")

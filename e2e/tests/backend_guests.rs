@@ -346,7 +346,7 @@ fn deaths_are_told(guest: &Guest, daemon: &Daemon, mut back: BackEnd) -> BackEnd
         let now = SystemTime::now();
         assert_eq!(kills.wait(PATIENCE).unwrap().status, 0);
         let died = std::fs::metadata(&dies).unwrap().modified().unwrap();
-        of_program.push(now.duration_since(died).unwrap_or_default());
+        of_program.push(now.duration_since(died).unwrap());
         std::fs::remove_file(&dies).unwrap();
         program.wait(PATIENCE).unwrap();
     }

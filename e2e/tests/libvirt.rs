@@ -232,7 +232,7 @@ fn a_reader_goes_on_where_libvirt_moves_its_domain() {
             "--p2p",
             "--persistent",
             "--undefinesource",
-            "--bandwidth=32",
+            "--bandwidth=16",
             "vm",
             &uri,
             "--migrateuri",

@@ -300,10 +300,12 @@ impl Sender {
                 true => Fate::Goes(Offload::default()),
                 false => Fate::of(frame, &sent.offload, &self.terms, takes_offload),
             };
-            if let (Fate::Cut(_), true) = (&fate, is_placed)
-                && let Some(place) = out.place(sent.end)
-            {
-                self.frame[..sent.end].copy_from_slice(place);
+            if let (Fate::Cut(_), true) = (&fate, is_placed) {
+                let Some(place) = out.place(sent.end) else {
+                    self.counters.dropped_full += 1;
+                    continue;
+                };
+                self.frame[..sent.end].copy_from_slice(&place[..sent.end]);
             }
             let frame = &self.frame[sent.start..sent.end];
             let mut way = Way {
@@ -314,7 +316,8 @@ impl Sender {
             };
             match fate {
                 Fate::Goes(left) if is_placed => {
-                    way.give(|out| out.placed(sent.start..sent.end, &left));
+                    let said = way.out.placed(sent.start..sent.end, &left);
+                    way.count(said);
                 }
                 Fate::Goes(left) if takes_offload => {
                     way.give(|out| out.transmit_offloaded(frame, &left));
@@ -476,6 +479,12 @@ impl Way<'_> {
             self.counters.flushed(self.out.flush(self.shown));
             said = transmit(self.out);
         }
+        self.count(said);
+    }
+
+    /// Counts what became of a frame, if that is known.
+    #[inline]
+    fn count(&mut self, said: Transmit) {
         match said {
             // The flush says what becomes of it.
             Transmit::Taken => {}

@@ -1,9 +1,9 @@
 //! Frames the other way: from a reader's transmit ring through the source onto the wire.
 //!
-//! A queue first **takes** frames ([`Transmitter::transmit`]), each from memory of
-//! the daemon's own, or in a [place](Transmitter::place) of its own where it is judged and sent from, then **flushes**: what it took goes to the kernel together. Every frame offered
-//! is counted exactly once, by the answer of `transmit` or, if it was taken, by that of the next
-//! `flush`.
+//! A queue first **takes** frames ([`Transmitter::transmit`]), each from memory of the daemon's own, or in a
+//! [place](Transmitter::place) of its own where it is judged and sent from, then **flushes**: what it took goes to
+//! the kernel together. Every frame offered is counted exactly once, by the answer of `transmit` or, if it was
+//! taken, by that of the next `flush`.
 
 use std::ops::Range;
 

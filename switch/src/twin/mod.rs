@@ -272,8 +272,11 @@ impl Twin {
             return;
         };
         let gone = self.ports.remove(at);
-        // First: from now on its frames are upcalls, and not lost where the program still is.
+        // First: from now on its frames are upcalls, which the daemon has until its sockets are closed; then the program
+        // drops them where it still is.
         self.set_upcall(number, true);
+        // Who has this number next owes nothing, whatever its rate is.
+        self.state.write(self.layout.port(number) + part::RATE, 0);
         self.publish();
         self.gone.push(number);
         drop(gone.link);
