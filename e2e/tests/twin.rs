@@ -1,7 +1,8 @@
 //! Containers that talk through the kernel instance of a switch, and what the daemon has of it.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::net::UdpSocket;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{scope, sleep};
@@ -473,6 +474,50 @@ fn a_port_sends_no_more_than_it_may_by_whichever_instance() {
     sleep(Duration::from_millis(100));
     let (_, lost, _) = numbered_of(&site, 200, || sleep(Duration::from_secs(1)));
     assert_eq!(lost, 0);
+}
+
+/// What is to be cut is as long as its packets: those of 9,000 bytes are too long for a switch of 1,514.
+#[test]
+fn super_frames_whose_packets_are_too_long_pass_by_neither_instance() {
+    const BYTES: usize = 32 << 10;
+    for (longest, arrives) in [("", true), (",longest=1514", false)] {
+        let site = Containers::new(2).unwrap();
+        let [one, two] = [&site.all[0], &site.all[1]];
+        let daemon = daemon(&site, TWIN, longest);
+        assert!(pings(one, &address(2), &[]));
+        let ends = [
+            (&site.here, "c1"),
+            (&site.here, "c2"),
+            (one, "eth0"),
+            (two, "eth0"),
+        ];
+        for (netns, interface) in ends {
+            netns
+                .ip(&["link", "set", interface, "mtu", "9000"])
+                .unwrap();
+        }
+        let to = format!("{}:9000", address(2));
+        let listener = two.enter(|| TcpListener::bind(&to).unwrap()).unwrap();
+        let mut sender = one.enter(|| TcpStream::connect(&to).unwrap()).unwrap();
+        let (mut receiver, _) = listener.accept().unwrap();
+        let wait = Some(Duration::from_secs(1));
+        sender.set_write_timeout(wait).unwrap();
+        receiver.set_read_timeout(wait).unwrap();
+        let before = of_switch(&daemon, "twin_forwarded");
+        let written = sender.write(&[7; BYTES]).unwrap();
+        let mut came = vec![0; written];
+        let result = receiver.read_exact(&mut came);
+        let counters = daemon.audit();
+        let switch = counted(&counters, "source");
+        let [forwarded, long] =
+            ["twin_forwarded", "in_dropped_long"].map(|name| value(switch, name));
+        println!("{written} bytes: {result:?}, {forwarded} by the kernel, {long} too long");
+        assert_eq!(result.is_ok(), arrives);
+        assert_eq!(long > 0, !arrives);
+        // The control: nothing but their length keeps them from the kernel instance.
+        assert!(!arrives || forwarded > before);
+        assert!(arrives || came.iter().all(|byte| *byte == 0));
+    }
 }
 
 #[test]
