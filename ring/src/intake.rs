@@ -131,32 +131,21 @@ impl Intake {
         let Some((bytes, flags)) = self.copy(place)? else {
             return Ok(None);
         };
-        let end = bytes.len();
-        if segments == Segments::Wire || flags & flags::OFFLOAD == 0 {
-            let (start, offload) = (0, Offload::default());
-            return Ok(Some((
-                bytes,
-                Sent {
-                    start,
-                    end,
-                    offload,
-                },
-            )));
-        }
-        // Of our own copy.
-        let header = bytes.get(PREFIX - HEADER..PREFIX);
-        let Some(header) = header.and_then(<[u8]>::first_chunk) else {
-            return Err(self.lie(end as u32));
+        let mut sent = Sent {
+            start: 0,
+            end: bytes.len(),
+            offload: Offload::default(),
         };
-        let (start, offload) = (PREFIX, Offload::from_header(header));
-        Ok(Some((
-            bytes,
-            Sent {
-                start,
-                end,
-                offload,
-            },
-        )))
+        if segments == Segments::Merged && flags & flags::OFFLOAD != 0 {
+            // Of our own copy.
+            let header = bytes.get(PREFIX - HEADER..PREFIX);
+            let Some(header) = header.and_then(<[u8]>::first_chunk) else {
+                return Err(self.lie(sent.end as u32));
+            };
+            sent.start = PREFIX;
+            sent.offload = Offload::from_header(header);
+        }
+        Ok(Some((bytes, sent)))
     }
 
     /// Copies the next record's bytes out: they, and its flags.
