@@ -62,27 +62,33 @@ fn raw_back_end(socket: &Path) -> Raw {
     raw
 }
 
-/// A back-end shares memory, and its program, which reads nothing, lets go of it.
-fn share_and_let_go(back: &mut Raw, program: &mut Raw, channel: u32, bytes: u64) {
-    let wish = Message::Backend(Backend::Region {
+/// A back-end's memory for a program.
+fn share(back: &mut Raw, channel: u32, bytes: u64) -> u32 {
+    let region = Message::Backend(Backend::Region {
         channel,
         bytes,
         writable: true,
     });
-    let Message::Backend(Backend::Mapped(mapped)) = back.ask(&wish, 0) else {
+    let Message::Backend(Backend::Mapped(mapped)) = back.ask(&region, 0) else {
         panic!("no memory");
     };
     drop(back.take_fds());
+    mapped.region
+}
+
+/// A back-end shares memory, and its program, which reads nothing, lets go of it.
+fn share_and_let_go(back: &mut Raw, program: &mut Raw, channel: u32, bytes: u64) {
+    let shared = share(back, channel, bytes);
     let lets_go = Message::Backend(Backend::Withdraw {
         channel,
-        region: mapped.region,
+        region: shared,
         within_ms: 0,
     });
     program.send(&lets_go.encode(0, 0)).unwrap();
     loop {
         let told = back.next().expect("the back-end is connected");
         if let (0, Message::Backend(Backend::Withdraw { region, .. })) = told
-            && region == mapped.region
+            && region == shared
         {
             return;
         }
@@ -248,20 +254,6 @@ fn who_is_given_memory_and_is_hung_up_on_again_and_again_does_not_wait() {
     // The control: somebody did.
     let waited = of_back_end.at(100);
     assert!(waited > Duration::from_millis(250), "{waited:?}");
-}
-
-/// A back-end's memory for a program.
-fn share(back: &mut Raw, channel: u32, bytes: u64) -> u32 {
-    let region = Message::Backend(Backend::Region {
-        channel,
-        bytes,
-        writable: true,
-    });
-    let Message::Backend(Backend::Mapped(mapped)) = back.ask(&region, 0) else {
-        panic!("no memory");
-    };
-    drop(back.take_fds());
-    mapped.region
 }
 
 /// A program of a user with its channel, and how long it took until it had that.
