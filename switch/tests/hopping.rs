@@ -113,7 +113,10 @@ fn no_tag_leads_into_another_vlan_by_any_entrance() {
         }
     };
     rings(1);
-    let before = switch.count("entered");
+    let before = KINDS as u64;
+    eventually("all greetings are counted", || {
+        switch.count("entered") == before
+    });
     let seed = vnplug_frame::witness::seed("hopping");
     let mut dice = Dice(seed);
     let count = match std::env::var_os("VNPLUG_LONG") {
