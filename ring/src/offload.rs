@@ -128,6 +128,12 @@ impl Offload {
         self.gso_type != gso::NONE || self.flags & flags::NEEDS_CSUM != 0
     }
 
+    /// Whether a card or the kernel found the frame's checksum right, so that nobody needs to check it again.
+    #[inline]
+    pub fn is_valid(&self) -> bool {
+        self.flags & flags::DATA_VALID != 0
+    }
+
     /// Whether the frame is to be cut.
     #[inline]
     pub fn is_super_frame(&self) -> bool {

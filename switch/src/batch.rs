@@ -21,6 +21,8 @@ pub(crate) struct Entered<'a> {
     pub(crate) tail: Option<Tail<'a>>,
     /// What is left to be done with it; it fits the frame.
     pub(crate) offload: Option<&'a Offload>,
+    /// A card or the kernel found its checksum right. NB: no far end of a port is believed that.
+    pub(crate) is_valid: bool,
     /// It is not for anybody.
     pub(crate) fault: Option<Fault>,
 }
@@ -334,6 +336,7 @@ impl Batch {
             bytes: if tail.is_some() { &all[..BEGIN] } else { all },
             tail,
             offload: offload.is_due().then_some(offload),
+            is_valid: false,
             fault,
         }
     }

@@ -71,6 +71,7 @@ impl Edits {
             },
             tail: out.tail,
             offload: out.offload.map(|_| &edited.offload),
+            is_valid: out.is_valid,
             merged: out.merged,
         }
     }
@@ -191,6 +192,7 @@ mod tests {
                     body,
                     tail: None,
                     offload: Some(&offload),
+                    is_valid: false,
                     merged: None,
                 };
                 let out = edits.apply(at, out);
@@ -204,6 +206,7 @@ mod tests {
                 bytes: from,
                 tail: None,
                 offload: Some(&offload),
+                is_valid: false,
                 fault: None,
             };
             forms.add(&entered, edit, 0..1);

@@ -30,6 +30,7 @@ pub(crate) struct Emulation {
 pub(crate) struct Held {
     bytes: Box<[u8]>,
     offload: Option<Offload>,
+    is_valid: bool,
 }
 
 impl Held {
@@ -39,6 +40,7 @@ impl Held {
             bytes: &self.bytes,
             tail: None,
             offload: self.offload.as_ref(),
+            is_valid: self.is_valid,
             fault: None,
         }
     }
@@ -129,6 +131,7 @@ impl Emulation {
                 let held = Held {
                     bytes: [out.head, out.body].concat().into_boxed_slice(),
                     offload: out.offload.copied(),
+                    is_valid: out.is_valid,
                 };
                 line.put(held, now_us);
                 self.bytes += len;
@@ -262,6 +265,7 @@ mod tests {
         Held {
             bytes: [number; 125].into(),
             offload: None,
+            is_valid: false,
         }
     }
 

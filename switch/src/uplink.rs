@@ -474,6 +474,7 @@ pub(crate) fn entered<'a>(from: Number, frame: &'a Frame<'a>, longest: usize) ->
         bytes: frame.bytes,
         tail: None,
         offload: left.is_due().then_some(left),
+        is_valid: left.is_valid(),
         fault,
     }
 }

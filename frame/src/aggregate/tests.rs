@@ -28,6 +28,7 @@ fn single(frame: &(Vec<u8>, Option<Offload>), at: usize) -> Single<'_> {
         body,
         missing: 0,
         offload: offload.as_ref(),
+        is_valid: false,
     }
 }
 

@@ -180,3 +180,29 @@ fn without_the_option_nothing_is_known_of_super_frames() {
         assert!(!out(plain.as_mut()).takes_offload());
     });
 }
+
+#[test]
+fn what_the_kernel_found_right_is_told_to_be_and_no_other() {
+    isolated(|| {
+        // The kernel merges nothing of an end that could take super-frames.
+        let (mut sender, mut received) = pair(true);
+        let (mut frame, transport, _) = samples::frame(&samples::PLAIN);
+        samples::leave_sum(&mut frame, &samples::PLAIN, transport);
+        let offload = samples::offload(&samples::PLAIN, transport, 1000);
+        let right = Sample { frame, offload }.ours().remove(0);
+        let mut wrong = right.clone();
+        *wrong.last_mut().expect("bytes") ^= 1;
+        // Who merges, as `gro` does, checks the sum, as a card does.
+        for checks in [true, false] {
+            ethtool(&format!("-K vb gro {}", if checks { "on" } else { "off" }));
+            for (frame, is_right) in [(&right, true), (&wrong, false)] {
+                assert_eq!(out(sender.as_mut()).transmit(frame), Transmit::Taken);
+                assert_eq!(out(sender.as_mut()).flush(&mut |_| {}).sent, 1);
+                let got = read_all(received.as_mut(), 1).remove(0);
+                assert!(got.bytes == *frame);
+                assert_eq!(got.flags & flags::OFFLOAD, 0);
+                assert_eq!(got.offload.is_valid(), checks && is_right, "{checks}");
+            }
+        }
+    });
+}

@@ -40,6 +40,7 @@ impl Merge {
                 body: &[],
                 missing: 0,
                 offload: (packet.meta.flags & flags::OFFLOAD != 0).then_some(&packet.meta.offload),
+                is_valid: false,
             }
         };
         self.aggregator.run(&self.limits, packets.len(), single) as u64

@@ -62,6 +62,8 @@ pub(crate) struct Out<'a> {
     pub(crate) tail: Option<Tail<'a>>,
     /// What is left to do with it, if the link [takes](crate::link::Link::takes) that.
     pub(crate) offload: Option<&'a Offload>,
+    /// Its checksum was found right ([`Entered::is_valid`]), and it is as it entered but for its tags.
+    pub(crate) is_valid: bool,
     /// It was made of segments that have so many bytes of payload.
     pub(crate) merged: Option<u16>,
 }
@@ -153,6 +155,7 @@ impl<'a> Due<'a> {
                     body: &[],
                     tail: None,
                     offload: Some(offload),
+                    is_valid: false,
                     merged: Some(offload.gso_size),
                 };
             }
@@ -164,6 +167,7 @@ impl<'a> Due<'a> {
                     body: piece.body,
                     tail: None,
                     offload: None,
+                    is_valid: false,
                     merged: None,
                 }
             }
@@ -183,6 +187,7 @@ fn whole<'a>(it: &Entered<'a>) -> Out<'a> {
         body: &[],
         tail: it.tail,
         offload: it.offload,
+        is_valid: it.is_valid,
         merged: None,
     }
 }

@@ -157,6 +157,7 @@ fn merge(
             body: out.body,
             missing: out.tail.map_or(0, |tail| tail.len()),
             offload: out.offload,
+            is_valid: out.is_valid,
         }
     });
     let mut made = 0;

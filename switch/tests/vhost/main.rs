@@ -13,6 +13,7 @@ mod left;
 mod memory;
 mod merged;
 mod messages;
+mod valid;
 mod waking;
 
 use std::fs::Permissions;
@@ -79,7 +80,15 @@ impl Served {
             connect: connect(&home),
             access: Access::default(),
         };
-        let (mut queue, board) = Switch::open(config).unwrap();
+        Self::opened(home, path, Switch::open(config).unwrap())
+    }
+
+    /// What was opened, with this socket.
+    fn opened(
+        home: TestDir,
+        path: PathBuf,
+        (mut queue, board): (Box<dyn Queue>, Switchboard),
+    ) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (counters, turns) = (Arc::default(), Arc::new(AtomicU64::new(0)));
         let (stopped, told) = (Arc::clone(&stop), Arc::clone(&counters));

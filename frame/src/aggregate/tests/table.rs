@@ -334,6 +334,7 @@ fn what_the_far_end_does_not_take_is_not_merged() {
             body: &[],
             missing: frames[at].0.len() - 120,
             offload: None,
+            is_valid: false,
         }
     });
     assert_eq!(gone, 0);

@@ -16,7 +16,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use libc::{sockaddr_ll, tpacket_block_desc, tpacket_hdr_v1, tpacket3_hdr};
 use vnplug_ring::layout::flags;
-use vnplug_ring::offload::{Offload, SHORT_HEADER};
+use vnplug_ring::offload::{self, Offload, SHORT_HEADER};
 
 use vnplug_frame::{Frame, vlan_of};
 use vnplug_os::packet::{NOTE, NOTE_LEN};
@@ -264,7 +264,10 @@ fn offload_before(record: &[u8], start: usize) -> Option<Offload> {
     // Of a frame that is done, the rest says nothing.
     Some(match offload.is_due() {
         true => offload,
-        false => Offload::default(),
+        false => Offload {
+            flags: offload.flags & offload::flags::DATA_VALID,
+            ..Offload::default()
+        },
     })
 }
 

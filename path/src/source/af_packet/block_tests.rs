@@ -135,6 +135,23 @@ fn a_tag_that_was_put_back_is_there_once_for_who_reads_the_block_again() {
 }
 
 #[test]
+fn a_checksum_that_was_found_right_is_told_and_nothing_else_of_what_is_done() {
+    for (told, is_valid, is_due) in [(0, false, false), (2, true, false), (1, false, true)] {
+        let mut block = block(&[plain(60)]);
+        let header = 64 + HEADER_LEN + 14 - SHORT_HEADER;
+        block[header] = told;
+        put(&mut block, header + CSUM_START, &34_u16.to_ne_bytes());
+        let cursor = Cursor::resume(&block);
+        let mut walk = Walk::resume(&mut block, cursor, 65536, u64::MAX).with_headers(true);
+        let frame = walk.next().unwrap();
+        let seen = (frame.offload.is_valid(), frame.offload.is_due());
+        assert_eq!(seen, (is_valid, is_due));
+        assert_eq!(frame.offload.csum_start, if is_due { 34 } else { 0 });
+        assert_eq!(frame.flags & flags::OFFLOAD != 0, is_due);
+    }
+}
+
+#[test]
 fn tag_without_tpid_is_802_1q_and_keeps_to_the_snaplen() {
     let record = Record {
         status: libc::TP_STATUS_VLAN_VALID,

@@ -22,6 +22,7 @@ fn out<'a>(head: &'a [u8], body: &'a [u8]) -> Out<'a> {
         body,
         tail: None,
         offload: None,
+        is_valid: false,
         merged: None,
     }
 }

@@ -73,14 +73,17 @@ impl Outgoing {
             self.flush();
         }
         let plain = Offload::default().to_header(&[]);
+        let valid = self.half.shared.header_of_valid();
         for out in due.iter() {
             let Some(at) = self.receiver(&out) else {
                 given.gone += 1;
                 continue;
             };
-            let header = out
-                .offload
-                .map_or(plain, |offload| offload.to_header(out.head));
+            let header = match out.offload {
+                Some(offload) => offload.to_header(out.head),
+                None if out.is_valid => valid,
+                None => plain,
+            };
             // Who gives asked before, and the driver may have changed its mind since.
             let takes = out.offload.is_none_or(|it| self.half.shared.takes(it));
             let put = match self.waiting.is_empty() && self.budget > 0 {

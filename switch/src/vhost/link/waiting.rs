@@ -119,6 +119,7 @@ impl Outgoing {
                 body: &[],
                 tail: None,
                 offload: None,
+                is_valid: false,
                 merged: first.merged,
             };
             // The guest may have changed its offloads since.

@@ -10,7 +10,7 @@ use std::sync::mpsc::Sender;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use vnplug_os::closer::PeerFd;
 use vnplug_os::event;
-use vnplug_ring::offload::{Offload, flags, gso};
+use vnplug_ring::offload::{HEADER, Offload, flags, gso};
 
 use crate::vhost::call::{Call, Caller, Calls};
 use crate::vhost::memory::Memory;
@@ -114,6 +114,20 @@ impl Shared {
     pub(super) fn offer(&self, features: u64) {
         let offloads = features & feature::GUEST_OFFLOADS;
         self.offloads.store(offloads, Ordering::Relaxed);
+    }
+
+    /// What the guest is told of a frame whose checksum was found right: that, if its driver takes it.
+    pub(super) fn header_of_valid(&self) -> [u8; HEADER] {
+        let offloads = self.offloads.load(Ordering::Relaxed);
+        let flags = match offloads & feature::GUEST_CSUM {
+            0 => 0,
+            _ => flags::DATA_VALID,
+        };
+        let offload = Offload {
+            flags,
+            ..Offload::default()
+        };
+        offload.to_header(&[])
     }
 
     /// Whether the guest does what is left to do with such a frame.
