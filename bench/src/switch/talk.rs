@@ -229,11 +229,21 @@ fn serve_one(stream: &mut TcpStream, answer: &[u8]) -> std::io::Result<()> {
 
 /// Sends a stream, with this control of congestion or the machine's default; begins [`WARM_UP`] before the window.
 pub(super) fn send(to: &str, control: Option<&str>, begin: Instant, end: Instant) -> Result<()> {
+    send_until(to, control, begin, || Instant::now() > end)
+}
+
+/// As [`send`]; before each block it is asked whether that was all.
+pub(super) fn send_until(
+    to: &str,
+    control: Option<&str>,
+    begin: Instant,
+    over: impl Fn() -> bool,
+) -> Result<()> {
     let stream = connected(to, begin)?;
     if let Some(control) = control {
         set_tcp_congestion(&stream, control)?;
     }
-    streams::fill(stream, || Instant::now() > end)
+    streams::fill(stream, over)
 }
 
 fn connected(to: &str, begin: Instant) -> Result<TcpStream> {

@@ -1,5 +1,6 @@
 //! Requests of a few bytes by TCP, one after the other: how many a second, and how long the slow ones take.
 
+use std::cell::Cell;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::thread::scope;
@@ -9,7 +10,7 @@ use vnplug_e2e::Netns;
 
 use crate::row::Result;
 use crate::switch::guests::{Guests, Lan};
-use crate::switch::talk::{ECHO_PORT, WARM_UP, send};
+use crate::switch::talk::{ECHO_PORT, WARM_UP, send_until};
 
 /// What requests were like.
 #[derive(Debug, Clone, Copy, Default)]
@@ -19,7 +20,8 @@ pub(super) struct Requests {
     pub(super) p99_us: f64,
 }
 
-/// Requests from a namespace to the first guest; `is_beside`: a stream goes the same way.
+/// Requests from a namespace to the first guest; `is_beside`: a stream goes the same way, of so few bytes a second
+/// that the guest keeps up with single segments, too.
 pub(super) fn to_guest(
     guests: &Guests,
     from: &Netns,
@@ -30,7 +32,7 @@ pub(super) fn to_guest(
     guests.answers(time, is_beside, |begin, end| {
         let to = lan.address(0);
         let ask = || ask(&to, begin, end).map_err(|error| error.to_string());
-        let fill = || send(&to, None, begin, end).map_err(|error| error.to_string());
+        let fill = || fill(&to, begin, end).map_err(|error| error.to_string());
         scope(|threads| {
             let stream = is_beside.then(|| threads.spawn(|| from.enter(fill)));
             let asked = threads.spawn(|| from.enter(ask));
@@ -39,6 +41,16 @@ pub(super) fn to_guest(
             }
             Ok(asked.join().map_err(|_| "the asker panicked")???)
         })
+    })
+}
+
+/// Sends a block each millisecond until this instant.
+fn fill(to: &str, begin: Instant, end: Instant) -> Result<()> {
+    let next = Cell::new(begin - WARM_UP);
+    send_until(to, None, begin, || {
+        std::thread::sleep(next.get().saturating_duration_since(Instant::now()));
+        next.set(next.get() + TICK);
+        Instant::now() > end
     })
 }
 
@@ -71,5 +83,7 @@ fn ask(to: &str, begin: Instant, end: Instant) -> Result<Requests> {
     })
 }
 
+/// Between two blocks of 128 KiB: 1 Gb/s.
+const TICK: Duration = Duration::from_millis(1);
 /// The longest that a request may take.
 const LIMIT: Duration = Duration::from_secs(10);

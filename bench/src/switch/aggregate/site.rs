@@ -182,9 +182,24 @@ impl Site {
         })
     }
 
-    /// Requests to the guest, beside a stream or alone.
-    pub(super) fn requests(&self, plan: &Plan, is_beside: bool) -> Result<Requests> {
-        requests::to_guest(&self.guests, &self.far, OURS, plan.time, is_beside)
+    /// A container whose card does nothing, so that it sends single segments.
+    pub(super) fn plain(&self) -> Result<Station> {
+        let station = self.container(&["--gro", "off"])?;
+        let nothing = ["tx", "off", "tso", "off", "gso", "off"];
+        station
+            .netns
+            .exec(&[&["ethtool", "-K", "vn0"], &nothing[..]].concat())?;
+        Ok(station)
+    }
+
+    /// Requests from there to the guest, beside a stream or alone.
+    pub(super) fn requests(
+        &self,
+        from: &Station,
+        plan: &Plan,
+        is_beside: bool,
+    ) -> Result<Requests> {
+        requests::to_guest(&self.guests, &from.netns, OURS, plan.time, is_beside)
     }
 
     /// Says something of the guest's port, which is the one behind the uplink's.
