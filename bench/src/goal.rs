@@ -212,6 +212,7 @@ const GOALS: &[(&str, Goal)] = &[
     // Menon's receive aggregation alone, and with ACKs; Mb/s per CPU is what is asked for.
     ("aggregate-guest-20-cpu", Goal::ShareOfPeer(0.69)),
     ("aggregate-container-20-cpu", Goal::ShareOfPeer(0.69)),
+    ("aggregate-merging-guest-20-cpu", Goal::ShareOfPeer(0.69)),
     ("acks-guest-cpu", Goal::ShareOfPeer(0.59)),
     ("acks-container-cpu", Goal::ShareOfPeer(0.59)),
     ("acks-slow-start-1024", Goal::ShareOfPeer(1.05)),
