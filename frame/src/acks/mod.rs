@@ -14,6 +14,10 @@
 //! timestamp (so no SACK), the window of the ACK before, and IPv4 with DF (RFC 6864: then its identification
 //! may occur again). A duplicate, an older one, and the first one that is seen of a flow are not.
 //!
+//! With accurate ECN (RFC 9768) each ACK carries a count of CE marks in its flags, of which every eighth value
+//! looks like no flag at all. Copies would say it of numbers before the mark; so no ACK is expanded of a flow
+//! that was seen to use it.
+//!
 //! A receiver that lies gains nothing. A number is used once, if it was given, if it is beyond the last ACK,
 //! and below the one that is expanded; so there are at most half as many copies as segments given.
 
@@ -49,7 +53,7 @@ impl Acks {
             return;
         };
         if segment.flags() & (flag::SYN | flag::RST) != 0 {
-            return self.forget(&key);
+            return self.begin(key, segment);
         }
         let fin = segment.flags() & flag::FIN;
         let len = segment.len() as u32 + u32::from(fin);
@@ -61,10 +65,13 @@ impl Acks {
         let (at, room) = self.find(&key);
         if let Some(flow) = at.and_then(|at| self.flows[at].as_mut()) {
             flow.used = self.now;
+            flow.is_accurate |= segment.reserved() & AE != 0;
             // No ACK is for the data of a segment without its FIN.
             flow.given(start, end, size.filter(|_| fin == 0));
         } else if size.is_some() {
-            self.flows[room] = Some(Flow::new(key, self.now, (start, end)));
+            let mut flow = Flow::new(key, self.now, (start, end));
+            flow.is_accurate = segment.reserved() & AE != 0;
+            self.flows[room] = Some(flow);
         }
     }
 
@@ -76,7 +83,7 @@ impl Acks {
         };
         let flags = segment.flags();
         if flags & (flag::SYN | flag::RST) != 0 {
-            self.forget(&key);
+            self.begin(key, segment);
             return &[];
         }
         if let (Some(at), _) = self.find(&key)
@@ -86,11 +93,15 @@ impl Acks {
             self.now += 1;
             flow.used = self.now;
             if !segment.has_timestamps_only() {
-                // It misses something (SACK), which it may have been given.
+                // It misses something (SACK), which it may have been given: nor is this one expanded.
                 flow.forget_given();
             }
+            // RFC 3168, 6.1.2: CWR is for data, but with accurate ECN.
+            flow.is_accurate |= segment.reserved() & AE != 0;
+            flow.is_accurate |= segment.is_empty() && flags & flag::CWR != 0;
             let (ack, window) = (segment.ack(), segment.window());
-            flow.acknowledged(ack, window, is_pure(segment), &mut self.numbers);
+            let is_pure = !flow.is_accurate && is_pure(segment);
+            flow.acknowledged(ack, window, is_pure, &mut self.numbers);
         }
         &self.numbers
     }
@@ -138,9 +149,18 @@ impl Acks {
         (all.clone().find(is_it), room)
     }
 
-    fn forget(&mut self, key: &Key) {
-        if let (Some(at), _) = self.find(key) {
+    /// A SYN or an RST: what was known of such a flow is of another.
+    fn begin(&mut self, key: Key, segment: &Segment<'_>) {
+        self.now += 1;
+        let (at, room) = self.find(&key);
+        if let Some(at) = at {
             self.flows[at] = None;
+        }
+        if agrees_on_accurate_ecn(segment) {
+            let seq = segment.seq();
+            let mut flow = Flow::new(key, self.now, (seq, seq));
+            flow.is_accurate = true;
+            self.flows[at.unwrap_or(room)] = Some(flow);
         }
     }
 }
@@ -166,15 +186,26 @@ fn renumber(frame: &mut [u8], transport: usize, number: u32, is_left: bool) {
     tcp[16..18].copy_from_slice(&(!(sum as u16)).to_be_bytes());
 }
 
-/// Whether an ACK says nothing but its number and its window.
+/// Whether this is a SYN/ACK after which both ends use accurate ECN (RFC 9768, table 2).
+fn agrees_on_accurate_ecn(segment: &Segment<'_>) -> bool {
+    let flags = segment.flags();
+    let says = |bit: u8| flags & bit != 0;
+    if !says(flag::SYN) || !says(flag::ACK) || says(flag::RST) {
+        return false;
+    }
+    let ae = segment.reserved() & AE != 0;
+    match (ae, says(flag::CWR), says(flag::ECE)) {
+        (false, true, _) | (true, _, false) => true,
+        // No ECN, that of RFC 3168, and what is broken or unused.
+        (false, false, _) | (true, _, true) => false,
+    }
+}
+
+/// Whether an ACK says nothing but its number, its window, and what its options do.
 fn is_pure(segment: &Segment<'_>) -> bool {
     // IPv4: DF and nothing beside it.
     let may_be_copied = segment.is_ipv6 || segment.ip()[6..8] == [0x40, 0];
-    may_be_copied
-        && segment.is_empty()
-        && segment.flags() == flag::ACK
-        && segment.reserved() == 0
-        && segment.has_timestamps_only()
+    may_be_copied && segment.is_empty() && segment.flags() == flag::ACK && segment.reserved() == 0
 }
 
 /// A flow, as its data goes.
@@ -233,6 +264,8 @@ impl Key {
 struct Flow {
     key: Key,
     used: u64,
+    /// Its ACKs count CE marks, also where they look plain.
+    is_accurate: bool,
     /// The receiver has everything up to here; `None` until its first ACK says so.
     edge: Option<u32>,
     /// The last of what it was given behind a hole: from here to there. Nothing was given beyond.
@@ -259,6 +292,7 @@ impl Flow {
         Self {
             key,
             used,
+            is_accurate: false,
             edge: None,
             late: Some(given),
             acked: None,
@@ -402,6 +436,8 @@ const WAYS: usize = 4;
 const RUNS: usize = 16;
 /// ACKs that one becomes, beside itself.
 pub const MAX_COPIES: usize = 48;
+/// AE, of the bits beside the header's length (RFC 9768, 3.1).
+const AE: u8 = 1;
 /// Tags of a frame.
 const MAX_TAGS: usize = 2;
 

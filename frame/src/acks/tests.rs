@@ -392,7 +392,6 @@ fn frames_of_both_ways_are_one_flow() {
             (flag::ACK, 0, 4),
             (flag::ACK, 10, 0),
             (flag::ACK | flag::ECE, 0, 0),
-            (flag::ACK | flag::CWR, 0, 0),
             (flag::ACK | flag::FIN, 0, 0),
             (flag::ACK | flag::URG, 0, 0),
             (0, 0, 0),
@@ -447,3 +446,5 @@ fn a_copy_has_its_number_and_a_checksum_that_is_as_right() {
         assert_eq!(left[50..], ack(from)[50..]);
     }
 }
+
+mod frames;
