@@ -253,9 +253,12 @@ const GOALS: &[(&str, Goal)] = &[
     ("twin-parts-rx", Goal::ShareOfPeer(0.56)),
     ("twin-parts-tx-bridge", Goal::ShareOfPeer(1.0)),
     ("twin-parts-rx-bridge", Goal::ShareOfPeer(1.0)),
+    // Containers through the kernel instance are to be no slower than through a bridge.
+    ("twin-containers", Goal::TimesPeer(1.0)),
     // Tables 5.1 and 5.2 of Menon's dissertation.
     ("context-guest-tx", Goal::TimesPeer(1.15)),
     ("context-guest-rx", Goal::TimesPeer(1.7)),
+    ("context-rx-1", Goal::TimesPeer(1.7)),
     ("context-fair-equal-2", Goal::AtLeast(0.99)),
     ("context-fair-equal-8", Goal::AtLeast(0.99)),
     ("context-fair-equal-16", Goal::AtLeast(0.99)),
