@@ -12,6 +12,8 @@
 //!   own stack at a constant distance need no cut: nothing writes the frame pointer.
 //! - *Never end.* Each jump back and each call costs as much as it has instructions, and a helper what it copies;
 //!   when the fuel is used up, the function returns, and all that wait for it do.
+//! - *Be taken for the only one.* Maps are shared with the kernel's instances and other threads': loads and stores outside of a
+//!   function's own stack are each done, in their order, as a program relies on that reads a map's word twice.
 //! - *Divide by zero.* As the instruction set has it: the result of a division is 0, the rest is what was divided.
 
 use std::mem::offset_of;
@@ -198,6 +200,7 @@ impl<'a> Emitter<'a> {
                 bytes,
                 signed,
             } => {
+                self.keep_apart(base, off, bytes);
                 let (address, off) = self.address(base, off, bytes, false);
                 let kind = of_bytes(bytes);
                 let value = self.b.ins().load(kind, MEMORY, address, off);
@@ -219,6 +222,7 @@ impl<'a> Emitter<'a> {
                     8 => value,
                     _ => self.b.ins().ireduce(of_bytes(bytes), value),
                 };
+                self.keep_apart(base, off, bytes);
                 let (address, off) = self.address(base, off, bytes, false);
                 self.b.ins().store(MEMORY, value, address, off);
             }
@@ -471,11 +475,21 @@ impl<'a> Emitter<'a> {
         self.b.switch_to_block(go_on);
     }
 
+    /// An access that others may see, or whose outcome is theirs, is done as often as the program has it: a value that it loads twice
+    /// was perhaps written in between, and each value that it stores is one that somebody may wait for.
+    fn keep_apart(&mut self, base: u8, off: i16, bytes: u8) {
+        if !is_own_stack(base, off, bytes) {
+            // NB: The translator takes a load for an earlier one of the same place, and drops a store before another one, unless
+            // something that orders memory lies between. This does, and is no instruction of the machine's. `atomic_load` would do as
+            // well, but `atomic_store` has a fence of the machine's behind it, and both want addresses to be aligned.
+            self.b.ins().sequence_point();
+        }
+    }
+
     /// Where an access goes: an address, and a distance from it.
     fn address(&mut self, base: u8, off: i16, bytes: u8, is_atomic: bool) -> (Value, i32) {
-        let own_stack = -(FRAME_STACK as i32)..=-i32::from(bytes);
         let aligned = !is_atomic || i32::from(off) % i32::from(bytes) == 0;
-        if base == 10 && own_stack.contains(&off.into()) && aligned {
+        if is_own_stack(base, off, bytes) && aligned {
             let address = match is_atomic {
                 true => self.b.ins().iadd_imm_s(self.stack, i64::from(off)),
                 false => self.stack,
@@ -522,6 +536,12 @@ impl<'a> Emitter<'a> {
     fn set(&mut self, reg: u8, value: Value) {
         self.b.def_var(self.regs[usize::from(reg)], value);
     }
+}
+
+/// At a constant distance from the frame pointer, in the function's own stack, which is the instance's alone.
+fn is_own_stack(base: u8, off: i16, bytes: u8) -> bool {
+    let own = -(FRAME_STACK as i32)..=-i32::from(bytes);
+    base == 10 && own.contains(&off.into())
 }
 
 fn of_bytes(bytes: u8) -> Type {

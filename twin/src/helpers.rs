@@ -105,9 +105,12 @@ impl Host {
         Some(unsafe { self.base.add(at as usize) })
     }
 
-    /// Takes fuel for bytes that a helper touches.
-    fn pay(&mut self, bytes: u64) {
+    /// Takes fuel for bytes that a helper is to touch. False: there is not so much, and it touches none; the program
+    /// is stopped when the helper returns, whatever that is.
+    #[must_use]
+    fn pay(&mut self, bytes: u64) -> bool {
         self.fuel -= i64::try_from(bytes / 8).unwrap_or(i64::MAX / 2);
+        self.fuel >= 0
     }
 
     /// The context's words say where the frame is now.
@@ -180,7 +183,9 @@ extern "C" fn update(host: *mut Host, map: u64, key: u64, value: u64, how: u64, 
         return error(EEXIST);
     }
     let len = map.value_bytes as usize;
-    host.pay(len as u64);
+    if !host.pay(len as u64) {
+        return STOPPED;
+    }
     match (host.place(value, len), host.place(entry, len)) {
         (Some(from), Some(to)) => {
             // SAFETY: both lie in the area, and may overlap.
@@ -243,7 +248,9 @@ extern "C" fn csum_diff(
         return error(EINVAL);
     }
     // An instruction for each byte: it reads four at a time, and checks each place.
-    host.pay(8 * (from_len + to_len));
+    if !host.pay(8 * (from_len + to_len)) {
+        return STOPPED;
+    }
     let mut sum = seed & 0xffff_ffff;
     for (at, len, invert) in [(from, from_len, true), (to, to_len, false)] {
         for step in (0..len).step_by(4) {
@@ -299,7 +306,9 @@ extern "C" fn adjust_tail(host: *mut Host, _: u64, delta: u64, _: u64, _: u64, _
         return error(EINVAL);
     }
     let grown = u64::from(host.data_end);
-    host.pay(8 * (end.max(0) as u64).saturating_sub(grown));
+    if !host.pay(8 * (end.max(0) as u64).saturating_sub(grown)) {
+        return STOPPED;
+    }
     for at in grown..end.max(0) as u64 {
         host.write(at, &[0]);
     }
@@ -315,7 +324,9 @@ extern "C" fn load_bytes(host: *mut Host, _: u64, offset: u64, to: u64, len: u64
         .and_then(|at| host.place(at, len as usize));
     match (from, host.place(to, len as usize)) {
         (Some(from), Some(to)) => {
-            host.pay(len);
+            if !host.pay(len) {
+                return STOPPED;
+            }
             // SAFETY: both lie in the area, and may overlap.
             unsafe { ptr::copy(from, to, len as usize) };
             0
@@ -338,7 +349,9 @@ extern "C" fn store_bytes(
         .and_then(|at| host.place(at, len as usize));
     match (host.place(from, len as usize), to) {
         (Some(from), Some(to)) => {
-            host.pay(len);
+            if !host.pay(len) {
+                return STOPPED;
+            }
             // SAFETY: both lie in the area, and may overlap.
             unsafe { ptr::copy(from, to, len as usize) };
             0
@@ -388,6 +401,8 @@ fn error(number: i64) -> u64 {
     number.wrapping_neg().cast_unsigned()
 }
 
+/// What a helper returns without the fuel for what it was to do: nobody sees it.
+const STOPPED: u64 = 0;
 const E2BIG: i64 = 7;
 const EFAULT: i64 = 14;
 const EEXIST: i64 = 17;

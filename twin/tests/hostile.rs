@@ -327,6 +327,41 @@ fn what_helpers_copy_is_paid_for() {
 }
 
 #[test]
+fn what_cannot_be_paid_for_is_not_copied() {
+    // Entry 1 of a map becomes what entry 0 is.
+    let copied = |bytes: u32| {
+        let map = Array::create("copied", bytes, 2, false).unwrap();
+        map.set(0, &vec![0x66; bytes as usize]).unwrap();
+        let list = code(&[
+            (0x62, 10, 0, -4, 1),
+            (0x18, 1, 1, 0, map.number()),
+            (0x00, 0, 0, 0, 0),
+            (0xbf, 2, 10, 0, 0),
+            (0x07, 2, 0, 0, -4),
+            (0x18, 3, 2, 0, map.number()),
+            (0x00, 0, 0, 0, 0),
+            (0xb7, 4, 0, 0, 0),
+            (0x85, 0, 0, 0, 2),
+            (0xb7, 0, 0, 0, 2),
+            EXIT,
+        ]);
+        let maps = vec![SharedMap::new(&map, false).unwrap()];
+        let code = Code::new(&list, Context::Xdp, maps).unwrap();
+        let mut instance = Instance::new(&code).unwrap();
+        let verdict = instance.run(&FRAME, &Meta::default()).verdict;
+        let mut last = [0; 8];
+        assert!(instance.read_map(0, u64::from(bytes) * 2 - 8, &mut last));
+        (verdict, last)
+    };
+    assert_eq!(copied(1 << 10), (Some(2), [0x66; 8]));
+    assert_eq!(
+        copied(32 << 20),
+        (None, [0; 8]),
+        "more than a frame may cost"
+    );
+}
+
+#[test]
 fn what_helpers_take_long_for_is_paid_for() {
     // So many times the sum of 64 bytes less that of 64 others.
     let sums = |times: i32| {
