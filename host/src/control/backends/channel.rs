@@ -155,14 +155,14 @@ impl Channel {
         !flow.queue.is_empty() || flow.hangup.is_some()
     }
 
-    /// Takes what an end says to the other one.
+    /// Takes what an end says to the other one. False: nothing goes there any more, and it is dropped.
     ///
     /// # Errors
     /// What it did that no peer may: the channel is to end.
-    pub(super) fn take(&mut self, from: Side, said: Backend) -> Result<(), &'static str> {
+    pub(super) fn take(&mut self, from: Side, said: Backend) -> Result<bool, &'static str> {
         let there = &mut self.flows[from.other() as usize];
         match said {
-            _ if there.ends() => {}
+            _ if there.ends() => return Ok(false),
             Backend::Say { bytes, .. } => {
                 if bytes.len() > MAX_SAID {
                     return Err("a message of more than 64 KiB");
@@ -202,7 +202,7 @@ impl Channel {
             }
             _ => return Err("something that does not go to the other side"),
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Tells an end something, perhaps with a descriptor.

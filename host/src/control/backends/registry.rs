@@ -216,6 +216,18 @@ impl Registry {
             );
             return Err(Refusal::new(code::LIMIT, what));
         }
+        let by_him = self.channels.values();
+        let by_him = by_him.filter(|it| it.backend == *id && it.owner == *viewer);
+        let by_him = by_him.count();
+        // One is to be had in any case: there is no half of a channel.
+        let half = (channels.saturating_sub(have - by_him) / 2).max(1);
+        if !is_operator && by_him >= half {
+            let what = format!(
+                "{viewer:?} has {by_him} channels with back-end {name:?}: of at most {channels} (channels= of \
+                 its grant) one user or VM has at most half of what the others leave"
+            );
+            return Err(Refusal::new(code::LIMIT, what));
+        }
         if there.token == program.token {
             let what = "a back-end cannot connect to itself; use another connection";
             return Err(Refusal::new(code::INVALID, what));
@@ -300,7 +312,8 @@ impl Registry {
         let tally = self.tallies.entry(backend).or_default();
         let to = to as usize;
         match taken {
-            Ok(()) => {
+            Ok(goes_on) => {
+                let len = len.filter(|_| goes_on);
                 tally.messages[to] += u64::from(len.is_some());
                 tally.bytes[to] += len.unwrap_or(0);
                 tally.events[to] = tally.events[to].saturating_add(events);
@@ -515,6 +528,10 @@ mod tests {
     }
 
     fn connect(registry: &mut Registry, token: u64) -> Result<Connected, Refusal> {
+        connect_as(registry, token, 1)
+    }
+
+    fn connect_as(registry: &mut Registry, token: u64, uid: u32) -> Result<Connected, Refusal> {
         let request = Connect {
             id: 85,
             name: String::new(),
@@ -522,7 +539,7 @@ mod tests {
             label: String::new(),
         };
         let program = End { token, app: 0 };
-        registry.connect(program, &Peer::User(1), false, &request)
+        registry.connect(program, &Peer::User(uid), false, &request)
     }
 
     #[test]
@@ -530,15 +547,65 @@ mod tests {
         let mut registry = registry("2");
         register(&mut registry, 20).unwrap();
         let first = connect(&mut registry, 30).unwrap();
-        connect(&mut registry, 31).unwrap();
+        connect_as(&mut registry, 31, 2).unwrap();
         assert_eq!(registry.gone(20, None, "gone").len(), 2);
         register(&mut registry, 21).unwrap();
-        assert_eq!(connect(&mut registry, 32).unwrap_err().code, code::LIMIT);
+        let refused = connect_as(&mut registry, 32, 3).unwrap_err();
+        assert_eq!(refused.code, code::LIMIT);
         // One of them reads to the end.
         let (_, last, _) = registry.next(30).unwrap();
         assert!(matches!(last, Backend::Hangup { channel, .. } if channel == first.channel));
-        connect(&mut registry, 32).unwrap();
-        assert_eq!(connect(&mut registry, 33).unwrap_err().code, code::LIMIT);
+        connect_as(&mut registry, 32, 3).unwrap();
+        let refused = connect_as(&mut registry, 33, 4).unwrap_err();
+        assert_eq!(refused.code, code::LIMIT);
+    }
+
+    #[test]
+    fn no_owner_of_programs_takes_all_of_a_back_ends_channels() {
+        let mut registry = registry("9");
+        register(&mut registry, 20).unwrap();
+        let mut tokens = 30..;
+        let mut most = |registry: &mut Registry, uid| {
+            let mut own = 0;
+            loop {
+                match connect_as(registry, tokens.next().unwrap(), uid) {
+                    Ok(_) => own += 1,
+                    Err(refusal) => break (own, refusal),
+                }
+            }
+        };
+        let (own, refusal) = most(&mut registry, 1);
+        assert_eq!((own, refusal.code), (4, code::LIMIT));
+        assert!(refusal.text.contains("half"), "{}", refusal.text);
+        // Who comes later has half of what is left, as long as there is one.
+        let others: Vec<_> = (2..6).map(|uid| most(&mut registry, uid).0).collect();
+        assert_eq!(others, [2, 1, 1, 1]);
+        assert_eq!(most(&mut registry, 6).0, 0);
+        // What one gives back is another's.
+        let first = *registry.of[&30].first().unwrap();
+        registry.gone(30, None, "gone");
+        while registry.next(20).is_some() {}
+        assert!(!registry.channels.contains_key(&first));
+        assert_eq!(most(&mut registry, 6).0, 1);
+    }
+
+    #[test]
+    fn what_is_said_in_a_channel_that_is_over_is_not_counted() {
+        let mut registry = registry("9");
+        register(&mut registry, 20).unwrap();
+        let channel = connect(&mut registry, 30).unwrap().channel;
+        let program = End { token: 30, app: 0 };
+        let say = || Backend::Say {
+            channel,
+            bytes: vec![7; 100],
+        };
+        registry.pass(program, channel, say());
+        registry.revoke("kv", |_| true).unwrap();
+        registry.pass(program, channel, say());
+        let Tally {
+            messages, bytes, ..
+        } = registry.tallies[&85];
+        assert_eq!((messages, bytes), ([1, 0], [100, 0]));
     }
 
     #[test]
