@@ -88,11 +88,12 @@ fn qemus_guest_agent_installs_ours_and_starts_it() {
     });
     let count = in_guest("/usr/local/bin/vnplug count host:lab -c 20");
     assert!(count.contains("20 packets"), "{count}");
+    // One that is the same goes on, with its readers.
+    let agents = || in_guest("grep -al '^/usr/local/bin/vnplug.agent' /proc/[0-9]*/cmdline");
+    let before = agents();
     let said = plug(&daemon, &guest, "probe", &push).unwrap();
     assert!(said.contains("is in the guest already"), "{said}");
-    let agents = in_guest("cat /proc/[0-9]*/cmdline | tr '\\0' ' '");
-    let agents = agents.matches("/usr/local/bin/vnplug agent").count();
-    assert_eq!(agents, 1);
+    assert_eq!((agents(), before.lines().count()), (before, 1));
 
     // With systemd, whose part a script plays.
     in_guest("mkdir -p /run/systemd/system; rm /usr/local/bin/vnplug");
@@ -108,6 +109,9 @@ fn qemus_guest_agent_installs_ours_and_starts_it() {
         asked,
         "daemon-reload\nenable vnplug-agent\nrestart vnplug-agent"
     );
+    in_guest("rm /run/systemctl");
+    plug(&daemon, &guest, "probe", &push).unwrap();
+    assert_eq!(in_guest("cat /run/systemctl"), "enable --now vnplug-agent");
     let unit = in_guest("cat /etc/systemd/system/vnplug-agent.service");
     assert!(
         unit.contains("ExecStart=/usr/local/bin/vnplug agent"),

@@ -119,7 +119,7 @@ impl Push {
                 began.elapsed().as_secs_f32()
             ),
         };
-        let runs = start(&mut guest, &there)?;
+        let runs = start(&mut guest, &there, is_there)?;
         Ok(format!("{installed}; {runs}"))
     }
 }
@@ -129,15 +129,16 @@ fn is_locked_down(modes: &str) -> Option<bool> {
     modes.split(['[', ']']).nth(1).map(|mode| mode != "none")
 }
 
-/// Starts the agent, as a service if the guest has systemd.
-fn start(guest: &mut Guest, there: &Found) -> Result<&'static str, Failure> {
+/// Starts the agent, as a service if the guest has systemd. One that runs and is the same goes on, with its readers.
+fn start(guest: &mut Guest, there: &Found, is_same: bool) -> Result<&'static str, Failure> {
+    let is_same = format!("is_same={}\n", u8::from(is_same));
     if there.is("systemd") {
         guest.run("mkdir -p /etc/systemd/system")?;
-        guest.write("/etc/systemd/system/vnplug-agent.service", UNIT)?;
-        guest.run("systemctl daemon-reload && systemctl enable vnplug-agent && systemctl restart vnplug-agent")?;
+        guest.write("/etc/systemd/system/.vnplug-agent.new", UNIT)?;
+        guest.run(&(is_same + SERVE))?;
         return Ok("the agent runs as vnplug-agent.service");
     }
-    guest.run(START)?;
+    guest.run(&(is_same + START))?;
     Ok("the agent runs, until the guest ends: it has no systemd that would start it again")
 }
 
@@ -175,12 +176,20 @@ const NEEDED: [&str; 6] = [
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 const PROGRAM: &str = "/usr/local/bin/vnplug";
 const UNIT: &[u8] = include_bytes!("../../../../dist/vnplug-agent.service");
+const SERVE: &str = "cd /etc/systemd/system
+if [ $is_same = 1 ] && cmp -s .vnplug-agent.new vnplug-agent.service; then
+    rm .vnplug-agent.new && systemctl enable --now vnplug-agent
+else
+    mv .vnplug-agent.new vnplug-agent.service &&
+        systemctl daemon-reload && systemctl enable vnplug-agent && systemctl restart vnplug-agent
+fi";
 /// Without `pgrep` and the like, which small systems lack. What the agent says is in /run/vnplug-agent.log.
 const START: &str = r#"agents() {
     for process in /proc/[0-9]*; do
         [ "$(tr '\0' ' ' <$process/cmdline 2>/dev/null)" != '/usr/local/bin/vnplug agent ' ] || echo ${process#/proc/}
     done
 }
+[ $is_same = 0 ] || [ -z "$(agents)" ] || exit 0
 for old in $(agents); do kill $old; done
 setsid /usr/local/bin/vnplug agent </dev/null >/run/vnplug-agent.log 2>&1 &
 sleep 1
