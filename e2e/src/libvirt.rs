@@ -1,15 +1,17 @@
 //! libvirt's own daemon, on a host of its own that is made of namespaces, and guests that are domains of it.
 //!
-//! Nothing of the machine's is touched: `/etc` is a copy, `/run`, `/var` and `/dev/shm` are empty, the network is a
+//! Nothing of the machine's is touched: `/etc` is a copy of a few files, `/run`, `/var` and `/dev/shm` are empty, the network is a
 //! namespace's, and everything ends with the test. QEMU runs as `libvirt-qemu`, as Debian's packages have it. There is no
 //! service manager, so QEMU's output goes to files and not to virtlogd, and there are no cgroups; no AppArmor either.
 
 use std::fs::{self, File, Permissions};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::channel::{Channel, Job, Output, console_tail};
@@ -136,18 +138,49 @@ impl Libvirt {
     /// A program that runs on this host.
     #[must_use]
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = Command::new("nsenter");
+        let mut command = on(self.pid, &self.dir);
+        command.arg(program).stdin(Stdio::null());
         command
-            .arg(format!("--target={}", self.pid))
-            .args(["--mount", "--uts", "--pid", "--net", "--"])
-            // A libvirtd that hangs ends the test, and says where.
-            .args(["timeout", "--kill-after=5", "120"])
-            .arg(program)
-            .env("PATH", path(&self.dir))
-            .env("LIBVIRT_DEFAULT_URI", "qemu:///system")
-            .env("LC_ALL", "C")
-            .stdin(Stdio::null());
-        command
+    }
+
+    /// From now on `ssh` here, whichever host it names, runs commands on that one: as long as the result lives.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn reaches(&self, other: &Self) -> Result<Ssh> {
+        let calls = self.dir.join("ssh");
+        let made = Command::new("mkfifo").arg(&calls).status();
+        made.map_err(LabError::io("make a FIFO"))?;
+        let script = include_str!("guest/ssh.sh").replace("CALLS", &calls.display().to_string());
+        let at = self.dir.join("bin/ssh");
+        fs::write(&at, script)
+            .and_then(|()| fs::set_permissions(&at, Permissions::from_mode(0o755)))
+            .map_err(LabError::io("make ssh"))?;
+        // For both, so that it does not end between two calls.
+        let fifo = File::options().read(true).write(true).open(&calls);
+        let fifo = fifo.map_err(LabError::io("open a FIFO"))?;
+        let (pid, dir) = (other.pid, other.dir.clone());
+        let serves = std::thread::spawn(move || {
+            let lines = BufReader::new(fifo).lines().map_while(std::io::Result::ok);
+            for call in lines.take_while(|line| !line.is_empty()) {
+                let streams = format!("exec \"$@\" <{call}/in >{call}/out 2>{call}/err");
+                let words = fs::read_to_string(format!("{call}/words")).unwrap_or_default();
+                let run = on(pid, &dir);
+                let mut command = Command::new("sh");
+                command.args(["-c", &streams, "ssh"]).arg(run.get_program());
+                command.args(run.get_args()).args(["sh", "-c", &words]);
+                for (name, value) in run.get_envs() {
+                    command.env(name, value.unwrap_or_default());
+                }
+                if let Ok(mut child) = command.spawn() {
+                    std::thread::spawn(move || child.wait());
+                }
+            }
+        });
+        Ok(Ssh {
+            calls,
+            serves: Some(serves),
+        })
     }
 
     /// Runs `virsh`; its exit code, and what it says on both outputs.
@@ -283,6 +316,24 @@ impl Libvirt {
     }
 }
 
+/// See [`Libvirt::reaches`].
+#[derive(Debug)]
+pub struct Ssh {
+    calls: PathBuf,
+    serves: Option<JoinHandle<()>>,
+}
+
+impl Drop for Ssh {
+    fn drop(&mut self) {
+        let told = File::options().append(true).open(&self.calls);
+        let told = told.and_then(|mut fifo| fifo.write_all(b"\n"));
+        if let (Ok(()), Some(serves)) = (told, self.serves.take()) {
+            // A panic there has been told.
+            let _ = serves.join();
+        }
+    }
+}
+
 impl Drop for Libvirt {
     fn drop(&mut self) {
         // A test that fails tells what there is to tell: nobody can look any more.
@@ -321,11 +372,28 @@ impl Drop for Domain {
     }
 }
 
-/// The host's `/etc`, a copy with QEMU's user in it, and its programs.
+/// Runs the program that is named next on a host of this process and this directory.
+fn on(pid: u32, dir: &Path) -> Command {
+    let mut command = Command::new("nsenter");
+    command
+        .arg(format!("--target={pid}"))
+        .args(["--mount", "--uts", "--pid", "--net", "--"])
+        // A libvirtd that hangs ends the test, and says where.
+        .args(["timeout", "--kill-after=5", "120"])
+        .env("PATH", path(dir))
+        .env("LIBVIRT_DEFAULT_URI", "qemu:///system")
+        .env("LC_ALL", "C");
+    command
+}
+
+/// The host's `/etc`, what libvirtd and QEMU read of this machine's, with QEMU's user in it, and its programs.
 fn fill(dir: &Path) -> Result<()> {
-    let copied = Command::new("cp").args(["-a", "/etc"]).arg(dir).status();
-    copied.map_err(LabError::io("copy /etc"))?;
     let [etc, bin] = ["etc", "bin"].map(|it| dir.join(it));
+    fs::create_dir(&etc).map_err(LabError::io("make the host's /etc"))?;
+    let there = ETC.map(|it| Path::new("/etc").join(it));
+    let there = there.iter().filter(|it| it.symlink_metadata().is_ok());
+    let copied = Command::new("cp").arg("-a").args(there).arg(&etc).status();
+    copied.map_err(LabError::io("copy files of /etc"))?;
     let append = |file: &str, line: &str| {
         let text = fs::read_to_string(etc.join(file)).unwrap_or_default();
         let text = match text.contains("\nlibvirt-qemu:") {
@@ -382,6 +450,22 @@ fn first_child(pid: u32) -> Option<u32> {
     children.split_whitespace().next()?.parse().ok()
 }
 
+/// What is read of this machine's `/etc`: users, names of services, libraries, libvirt's own. No passwords, no keys.
+const ETC: [&str; 13] = [
+    "alternatives",
+    "group",
+    "hosts",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "libvirt",
+    "machine-id",
+    "nsswitch.conf",
+    "passwd",
+    "protocols",
+    "sasl2",
+    "services",
+];
 const DRIVER: &str = "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so";
 /// What libvirtd and the hook said, in the host's directory.
 const SAID: &str = "said";

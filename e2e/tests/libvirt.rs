@@ -221,43 +221,111 @@ fn a_reader_goes_on_where_libvirt_moves_its_domain() {
     let by = lab.dir().join("by");
     fs::create_dir(&by).unwrap();
     fs::set_permissions(&by, Permissions::from_mode(0o1777)).unwrap();
-    for (from, to) in [(0, 1), (1, 0)] {
-        let (here, there) = (&hosts[from], &hosts[to]);
-        let by = format!("unix://{}/{to}", by.display());
-        let uri = there.uri();
+    let way = |to: &str| {
         // So slowly that the hook there is called long before the machine is there.
-        let migrate = [
-            "migrate",
-            "--live",
-            "--p2p",
-            "--persistent",
-            "--undefinesource",
-            "--bandwidth=16",
-            "vm",
-            &uri,
-            "--migrateuri",
-            &by,
-        ];
-        let (code, said) = here.virsh(&migrate);
-        assert!(code == Some(1) && said.contains("peer mode"), "{said}");
-        succeeds(
-            here,
-            &["detach", "qemu", "--name", "probe", "--libvirt", "vm"],
-        );
-        let mut moving = here.command("virsh").args(migrate).spawn().unwrap();
-        // What the hook waits by.
-        let stands = || there.virsh(&["domstate", "--reason", "vm"]).1;
-        until("it is on its way", stands, |it| {
-            it.trim() == "paused (migrating)"
-        });
-        assert!(moving.wait().unwrap().success(), "{}", here.said());
-        guest = there.arrived(&guest).unwrap();
-        gets_packets(&daemons[to]);
-        becomes(&daemons[from], None);
+        let by = format!("--migrateuri=unix://{}/{to}", by.display());
+        ["--p2p".to_owned(), "--bandwidth=16".to_owned(), by]
+    };
+
+    // By hand, and the hook there.
+    let (here, there) = (&hosts[0], &hosts[1]);
+    let uri = there.uri();
+    let usual = [
+        "migrate",
+        "--live",
+        "--persistent",
+        "--undefinesource",
+        "vm",
+        &uri,
+    ];
+    let way_there = way("there");
+    let migrate: Vec<&str> = usual
+        .into_iter()
+        .chain(way_there.iter().map(String::as_str))
+        .collect();
+    let (code, said) = here.virsh(&migrate);
+    assert!(code == Some(1) && said.contains("peer mode"), "{said}");
+    succeeds(
+        here,
+        &["detach", "qemu", "--name", "probe", "--libvirt", "vm"],
+    );
+    let mut moving = here.command("virsh").args(&migrate).spawn().unwrap();
+    // What the hook waits by.
+    let stands = || there.virsh(&["domstate", "--reason", "vm"]).1;
+    until("it is on its way", stands, |it| {
+        it.trim() == "paused (migrating)"
+    });
+    assert!(moving.wait().unwrap().success(), "{}", here.said());
+    guest = there.arrived(&guest).unwrap();
+    gets_packets(&daemons[1]);
+    becomes(&daemons[0], None);
+
+    // By one command, while the hook there does the same.
+    let (here, there) = (&hosts[1], &hosts[0]);
+    let _ssh = here.reaches(there).unwrap();
+    let uri = there.uri();
+    let migrate = [
+        "migrate",
+        "qemu",
+        "--name",
+        "probe",
+        "--libvirt",
+        "vm",
+        "--ssh",
+        "host1",
+    ];
+    let command = |more: &[&str], by: [String; 3]| {
+        let by = by.iter().map(String::as_str);
+        let words = migrate.into_iter().chain(more.iter().copied());
+        here.vnplug(&words.chain(["--"]).chain(by).collect::<Vec<_>>())
+    };
+    let to = ["--to", &uri];
+    let nowhere = "qemu+unix:///system?socket=/nowhere";
+    // What is refused there leaves the guest alone.
+    for (more, why) in [
+        (&to[..], "shows it no such source"),
+        (
+            &[to, ["--allow", "other"]].concat()[..],
+            "no source \"other\"",
+        ),
+        (
+            &[to, ["--allow", "lab"], ["--pool", "1024G"]].concat()[..],
+            "the target refuses",
+        ),
+        (
+            &[to, ["--target-connect", nowhere]].concat()[..],
+            "failed to connect",
+        ),
+        (
+            &["--allow", "lab", "--to", nowhere][..],
+            "nothing was changed",
+        ),
+    ] {
+        let (code, said) = command(more, way("back"));
+        assert!(code == Some(1) && said.contains(why), "{more:?}: {said}");
+        assert_eq!(vm(&daemons[1]).as_deref(), Some("ready"), "{more:?}");
+        assert_eq!(vm(&daemons[0]), None, "{more:?}");
     }
+    // What libvirt does not do is undone.
+    let (code, said) = command(&[to, ["--allow", "lab"]].concat(), way("nowhere/back"));
+    assert!(
+        code == Some(1) && said.contains("attached here as before"),
+        "{said}"
+    );
+    gets_packets(&daemons[1]);
+    becomes(&daemons[0], None);
+    let (code, said) = command(&[to, ["--allow", "lab"]].concat(), way("back"));
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("probe: moved: unplugged for "), "{said}");
+    println!("{said}");
+    guest = there.arrived(&guest).unwrap();
+    gets_packets(&daemons[0]);
+    becomes(&daemons[1], None);
+
     let end = "pid=$(cat /run/reader); kill -INT $pid; while kill -0 $pid; do sleep 0.1; done 2>/dev/null; cat /run/said";
     let said = guest.run(end, PATIENCE).unwrap().text();
     let summary = summary(&said).unwrap();
-    assert_eq!(summary["gaps"].as_u64(), Some(2), "{said}");
+    // Two moves, and one that did not come about.
+    assert_eq!(summary["gaps"].as_u64(), Some(3), "{said}");
     assert_eq!(summary["lost"].as_u64(), Some(0), "{said}");
 }

@@ -88,9 +88,9 @@ pub(crate) struct Attach {
     /// Give each port memory of its own, and none in the pool: programs of the guest's other users cannot map it
     #[arg(long, requires = "grow")]
     pub(super) apart: bool,
-    /// This QEMU waits for a machine (-incoming): prepare everything, and plug when the machine is here. Part of
-    /// `vnplug migrate`; `cancel` on standard input ends the wait
-    #[arg(long, conflicts_with_all = ["libvirt", "nics", "grow", "doorbell"])]
+    /// This QEMU waits for a machine (-incoming), or the domain is to come to this libvirt: prepare everything, and plug
+    /// when the machine is here. Part of `vnplug migrate`; `cancel` on standard input ends the wait
+    #[arg(long, conflicts_with_all = ["nics", "grow", "doorbell"])]
     pub(super) incoming: bool,
     /// With --incoming: the machine is here already, or on its way
     #[arg(long, requires = "incoming", hide = true)]
@@ -98,6 +98,9 @@ pub(crate) struct Attach {
     /// With --incoming: a source that the machine's applications read, to be refused where it is not to be seen
     #[arg(long, value_name = "SOURCE", requires = "incoming", hide = true)]
     pub(super) needs: Vec<String>,
+    /// With --incoming: the version of the protocol that the machine's agent speaks
+    #[arg(long, value_name = "VERSION", requires = "incoming", hide = true)]
+    pub(super) speaks: Option<u8>,
     /// `vnplug migrate` moves the machine with its memory and its channel in it, which then are plugged all the
     /// time. QEMU sends the pool with the machine's own memory. Not with what QEMU cannot send
     #[arg(long, conflicts_with_all = ["libvirt", "grow", "doorbell"])]
@@ -125,6 +128,9 @@ impl Attach {
         if self.permanent {
             self.must_map_pci(&connect)?;
             return self.define(connect);
+        }
+        if self.incoming && self.monitor.libvirt.is_some() {
+            return self.attach_arriving(&connect);
         }
         let program = self.push.prepare(&self.monitor)?;
         let mut monitor = self.monitor.open()?;

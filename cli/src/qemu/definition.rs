@@ -271,7 +271,7 @@ fn file_of(element: &str) -> Option<&str> {
 }
 
 /// The devices of the VM `name` in a domain's XML, as libvirt writes it.
-fn own(xml: &str, name: &str) -> Vec<String> {
+pub(super) fn own(xml: &str, name: &str) -> Vec<String> {
     let of = |tag: &str| -> Vec<String> {
         let (begin, end) = (format!("<{tag} "), format!("</{tag}>"));
         let rest = xml.split(&begin).skip(1);

@@ -41,10 +41,10 @@ pub(super) const AWAITED: &str = "is awaited";
 /// What is said to it on its standard input when the machine does not come.
 pub(super) const CANCEL: &str = "cancel";
 /// Between looks at QEMU, where no event comes.
-const LOOK: Duration = Duration::from_millis(100);
+pub(super) const LOOK: Duration = Duration::from_millis(100);
 /// How long QEMU may take to begin to send a machine: it connects when it is told to, and the kernel gives up a TCP
 /// connection after 127 s (`tcp_syn_retries`, tcp(7)).
-const CONNECTS: Duration = Duration::from_secs(130);
+pub(super) const CONNECTS: Duration = Duration::from_secs(130);
 /// How long a daemon may take to start.
 const STARTS: Duration = Duration::from_secs(10);
 /// How long a QEMU is asked to unplug devices in which no machine runs yet: it lets go of none.
@@ -52,7 +52,7 @@ const GONE: Duration = Duration::from_secs(1);
 
 /// How the waiting ended.
 #[derive(PartialEq, Eq)]
-enum Waited {
+pub(super) enum Waited {
     Come,
     Sent,
     /// Who sends it says that it does not come.
@@ -75,6 +75,7 @@ impl Attach {
         connect: &dyn Fn() -> Result<Client, Failure>,
     ) -> Outcome {
         let name = &self.vm.name;
+        self.check_protocol()?;
         let mut client = connect()?;
         if let Some(status) = has_come(monitor)? {
             if !self.come {
@@ -178,7 +179,7 @@ impl Attach {
     }
 
     /// Refuses a machine whose applications read what it may not see here.
-    fn check_needs(&self, ready: &VmReady, is_prepared: bool) -> Result<(), Failure> {
+    pub(super) fn check_needs(&self, ready: &VmReady, is_prepared: bool) -> Result<(), Failure> {
         // By a command that was killed: the channel is QEMU's.
         if self.needs.is_empty() || is_prepared {
             return Ok(());
@@ -213,7 +214,7 @@ impl Attach {
         Ok(left?)
     }
 
-    fn forget(&self, client: &mut Client, owner: u64) {
+    pub(super) fn forget(&self, client: &mut Client, owner: u64) {
         let name = &self.vm.name;
         if let Err(error) = client.detach_own_vm(name, owner) {
             out::note(&format!("{name}: the daemon did not forget it: {error}"));
@@ -222,7 +223,7 @@ impl Attach {
 }
 
 /// A connection to a daemon that may just be starting.
-fn patiently(connect: &dyn Fn() -> Result<Client, Failure>) -> Result<Client, Failure> {
+pub(super) fn patiently(connect: &dyn Fn() -> Result<Client, Failure>) -> Result<Client, Failure> {
     let until = Instant::now() + STARTS;
     loop {
         match connect() {
@@ -278,7 +279,7 @@ fn wait(
 }
 
 /// The lines of standard input, as they come.
-fn words() -> Receiver<String> {
+pub(super) fn words() -> Receiver<String> {
     let (sender, words) = channel();
     std::thread::spawn(move || {
         let lines = stdin().lock().lines().map_while(Result::ok);

@@ -6,6 +6,7 @@
 
 mod access;
 mod advice;
+mod arrival;
 mod attach;
 mod blocks;
 mod choice;
@@ -63,7 +64,8 @@ struct MonitorArgs {
 impl MonitorArgs {
     fn open(&self) -> Result<Box<dyn Monitor>, MonitorError> {
         if let Some(domain) = &self.libvirt {
-            let virsh = Virsh::open(domain, self.connect.as_deref(), VIRSH_LIMIT)?;
+            let mut virsh = Virsh::open(domain, self.connect.as_deref(), VIRSH_LIMIT)?;
+            virsh.claim()?;
             return Ok(Box::new(virsh));
         }
         // clap insists on one of the two.

@@ -4,6 +4,7 @@
 //! tainted (custom-monitor), for its own picture of the VM does not contain what is plugged this
 //! way. QEMU's events stay with libvirt: a wait here is a pause, then a look.
 
+use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::BorrowedFd;
 use std::process::{Command, Stdio};
@@ -24,6 +25,8 @@ pub(crate) struct Virsh {
     /// The domain's name, where `domain` may be an id or a UUID; empty if QEMU does not tell.
     name: String,
     limit: Duration,
+    /// See [`Self::claim`].
+    claimed: Option<File>,
 }
 
 impl Virsh {
@@ -50,6 +53,7 @@ impl Virsh {
             uri: uri.map(str::to_owned),
             name: String::new(),
             limit,
+            claimed: None,
         }
     }
 
@@ -66,6 +70,56 @@ impl Virsh {
         let domain = format!("--domain={}", self.domain);
         let words = [&[what, &domain], more].concat();
         output(self.command(&words), what, self.limit, input)
+    }
+
+    /// The libvirt that answers.
+    ///
+    /// # Errors
+    /// libvirt's words.
+    pub(super) fn uri(&self) -> Result<String, MonitorError> {
+        self.virsh(&["uri"], "uri")
+    }
+
+    /// Has the running domain to itself among what attaches, detaches and moves: a hook and an operator may do so at one
+    /// time. It ends with this. Nothing where libvirt writes no process id, as a user's own does not.
+    ///
+    /// # Errors
+    /// Another one has it, and does not end.
+    pub(super) fn claim(&mut self) -> Result<(), MonitorError> {
+        // NB: libvirt and QEMU lock this file by fcntl(2), which knows nothing of flock(2).
+        let Some(file) = self.pid_file().and_then(|path| File::open(path).ok()) else {
+            return Ok(());
+        };
+        let until = Instant::now() + CLAIM_LIMIT;
+        loop {
+            match file.try_lock() {
+                Ok(()) => {
+                    self.claimed = Some(file);
+                    return Ok(());
+                }
+                Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                    thread::sleep(LOOK_EVERY);
+                }
+                Err(TryLockError::WouldBlock) => {
+                    let text = format!(
+                        "another vnplug has been busy with the domain {} for {} s: wait for its end",
+                        self.name,
+                        CLAIM_LIMIT.as_secs()
+                    );
+                    return Err(MonitorError::Libvirt(text));
+                }
+                Err(TryLockError::Error(error)) => {
+                    log::debug!("the domain is not claimed: {error}");
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Where the system's libvirt has the process id of its QEMU.
+    fn pid_file(&self) -> Option<String> {
+        let is_name = !self.name.is_empty() && !self.name.contains('/');
+        is_name.then(|| format!("{PID_FILES}/{}.pid", self.name))
     }
 
     /// Has QEMU's guest agent run a command, for which libvirt gives it these seconds (and five at most for it to say that it
@@ -94,7 +148,7 @@ impl Virsh {
         output(self.command(arguments), what, self.limit, None)
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(super) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("virsh");
         command.arg("--quiet").env("LC_ALL", "C");
         if let Some(uri) = &self.uri {
@@ -139,13 +193,13 @@ impl Monitor for Virsh {
     }
 
     fn qemu_user(&mut self) -> Result<Option<Owner>, MonitorError> {
-        let uri = self.virsh(&["uri"], "uri")?;
+        let uri = self.uri()?;
         let owner = if uri.contains(":///session") {
             // A user's own libvirt runs everything as that user.
             access::user_of("self")
-        } else if uri.contains(":///system") && !self.name.contains('/') {
-            let path = format!("{PID_FILES}/{}.pid", self.name);
-            let pid = std::fs::read_to_string(path).ok();
+        } else if uri.contains(":///system") {
+            let pid = self.pid_file().map(std::fs::read_to_string);
+            let pid = pid.and_then(Result::ok);
             pid.and_then(|pid| access::user_of(pid.trim()))
         } else {
             None
@@ -195,12 +249,37 @@ fn output(
     if status.success() {
         return Ok(out.trim().to_owned());
     }
-    let lines = err.lines().map(|line| line.trim_start_matches("error: "));
-    let lines: Vec<&str> = lines.filter(|line| !line.trim().is_empty()).collect();
-    Err(MonitorError::Libvirt(match lines.as_slice() {
-        [] => format!("{what} failed ({status})"),
-        lines => lines.join(": "),
+    let said = one_line(&err);
+    Err(MonitorError::Libvirt(match said.is_empty() {
+        true => format!("{what} failed ({status})"),
+        false => said,
     }))
+}
+
+/// What virsh says of an error, as one line.
+pub(super) fn one_line(errors: &str) -> String {
+    let lines = errors
+        .lines()
+        .map(|line| line.trim_start_matches("error: "));
+    let lines: Vec<&str> = lines.filter(|line| !line.trim().is_empty()).collect();
+    lines.join(": ")
+}
+
+/// The domain's state, and the reason for it; `None`: libvirt knows no such domain.
+///
+/// # Errors
+/// As [`Virsh::ask`].
+pub(super) fn state(virsh: &Virsh) -> Result<Option<String>, MonitorError> {
+    match virsh.ask("domstate", &["--reason"], None) {
+        Ok(state) => Ok(Some(state)),
+        Err(error) if is_unknown(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether libvirt says that it knows no such domain.
+pub(super) fn is_unknown(error: &MonitorError) -> bool {
+    matches!(error, MonitorError::Libvirt(text) if text.contains("failed to get domain"))
 }
 
 /// Reads a stream to its end beside the caller.
@@ -220,6 +299,8 @@ fn collect(stream: Option<impl Read + Send + 'static>) -> Receiver<String> {
     receiver
 }
 
+/// How long another one may be busy with a domain: as long as a guest may take to let go of what is plugged, and more.
+const CLAIM_LIMIT: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 const MAX_OUTPUT: u64 = 16 << 20;
 /// Where the system's libvirt writes the process ids of its QEMUs (`NAME.pid`).

@@ -23,16 +23,22 @@
 //! that was restarted meanwhile. There the daemon has a number of its own for the pool, and asks the agent to
 //! greet; no ring of before is used again.
 //!
+//! A domain of libvirt goes the same way; what QEMU is asked for above libvirt does (`virsh migrate`), and there is no
+//! QEMU that waits: the other side makes sure of everything that it can, and looks for the domain.
+//!
 //! Each step can be told from QEMU and the daemon: a command that was killed is run again, and goes on.
 
+mod carrier;
+mod domain;
+
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::{Value, json};
 use vnplug::{Client, Counted};
-use vnplug_ring::control::{VmReady, code};
+use vnplug_ring::control::{VERSION, VmReady, code};
 use vnplug_ring::counters::label;
 use vnplug_ring::pool::FIRST_RING;
 
@@ -40,13 +46,14 @@ use super::advice::pending;
 use super::incoming::source_of;
 use super::monitor::{Monitor, MonitorError};
 use super::parts::{self, Kind, Part};
-use super::qmp::Qmp;
 use super::slots::DeviceAddress;
 use super::target::{self, Target};
 use super::{QMP_LIMIT, access, blocks, grow, nic, pmem, slots};
-use crate::failure::{Failure, OK, Outcome, PENDING};
+use crate::failure::{Failure, OK, Outcome, PENDING, USAGE};
 use crate::list::value;
 use crate::{attach, out, sys, text};
+use carrier::{Carrier, Direct};
+use domain::Domain;
 
 /// Moves a running QEMU virtual machine to another QEMU, with what is attached to it.
 #[derive(Debug, Args)]
@@ -56,9 +63,12 @@ Examples:
       --target-qmp /run/b.qmp --target-socket /run/vnplug-b/vnplug.sock --allow eth1
   vnplug migrate qemu --name probe --qmp /run/probe.qmp --to tcp:host2:4444 \\
       --ssh root@host2 --target-qmp /run/probe.qmp
+  vnplug migrate qemu --name probe --libvirt probe --to qemu+ssh://root@host2/system --allow eth1
+  vnplug migrate qemu --name probe --libvirt probe --to qemu+ssh://root@host2/system -- --copy-storage-all
 
-The other QEMU waits (-incoming unix:/run/b.mig, or tcp:0:4444) with the same machine as this one. Its daemon's
-configuration and --allow say what the VM may see there; that is checked before anything is changed here.
+The other QEMU waits (-incoming unix:/run/b.mig, or tcp:0:4444) with the same machine as this one; for a domain of
+libvirt, libvirt starts it, and what comes after -- are more options of `virsh migrate`. The daemon's
+configuration there and --allow say what the VM may see there; that is checked before anything is changed here.
 Applications in the guest read on; the first packet there has the mark of a gap. While QEMU copies the memory
 nothing is captured: QEMU does not migrate while shared memory is plugged, or, of a machine that was attached
 --movable, does not see what is written into it.
@@ -66,20 +76,45 @@ If it fails the VM is attached here as before. If it is killed, run it again: it
 Afterwards the old QEMU is stopped (postmigrate): end it.")]
 pub(crate) struct Migrate {
     /// Monitor (QMP) socket of the QEMU that the machine runs in, one that nobody else holds
-    #[arg(long, value_name = "PATH")]
-    qmp: PathBuf,
+    #[arg(
+        long,
+        value_name = "PATH",
+        required_unless_present = "libvirt",
+        conflicts_with = "libvirt"
+    )]
+    qmp: Option<PathBuf>,
+    /// The VM's domain in libvirt, which moves it (virsh migrate)
+    #[arg(long, value_name = "DOMAIN")]
+    libvirt: Option<String>,
+    /// The libvirt here, for example qemu:///system. Default: virsh's (LIBVIRT_DEFAULT_URI)
+    #[arg(long, value_name = "URI", requires = "libvirt")]
+    connect: Option<String>,
     #[command(flatten)]
     vm: attach::VmArgs,
-    /// Where QEMU sends the machine: what the other QEMU was given as -incoming
+    /// Where the machine goes: what the other QEMU was given as -incoming; or the other libvirt, for example
+    /// qemu+ssh://root@host2/system
     #[arg(long, value_name = "URI")]
     to: String,
     /// Monitor socket of the other QEMU
-    #[arg(long, value_name = "PATH")]
-    target_qmp: PathBuf,
+    #[arg(
+        long,
+        value_name = "PATH",
+        required_unless_present = "libvirt",
+        conflicts_with = "libvirt"
+    )]
+    target_qmp: Option<PathBuf>,
+    /// The other libvirt, as that host calls it
+    #[arg(
+        long,
+        value_name = "URI",
+        requires = "libvirt",
+        default_value = "qemu:///system"
+    )]
+    target_connect: String,
     /// Socket of the daemon there
-    #[arg(long, value_name = "PATH", required_unless_present = "ssh")]
+    #[arg(long, value_name = "PATH")]
     target_socket: Option<PathBuf>,
-    /// The other QEMU is on this host: vnplug is run there, by ssh
+    /// The host that the machine goes to: vnplug is run there, by ssh. Default: that of --to, if it is reached by ssh
     #[arg(long, value_name = "[USER@]HOST")]
     ssh: Option<String>,
     /// A group that the VM joins there, as with attach; may be repeated
@@ -101,6 +136,9 @@ pub(crate) struct Migrate {
     /// Print one JSON object with the times
     #[arg(long)]
     json: bool,
+    /// With --libvirt: more options of `virsh migrate`
+    #[arg(last = true, requires = "libvirt", value_name = "OPTIONS")]
+    more: Vec<String>,
 }
 
 /// Where the machine is.
@@ -131,29 +169,65 @@ struct Along {
     places: [DeviceAddress; 2],
 }
 
+/// What the machine must find where it goes.
+#[derive(Default)]
+struct Needs {
+    /// The sources that its applications read.
+    sources: BTreeSet<String>,
+    /// Bytes of its pool here, from which their rings are made.
+    pool: u64,
+    /// What libvirt calls it.
+    domain: Option<String>,
+}
+
 /// How a daemon is reached; it may be restarted while a machine moves.
 type Connect<'a> = &'a dyn Fn() -> Result<Client, Failure>;
 
 impl Migrate {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
-        let connect: Connect<'_> = &connect;
-        let mut qemu = Qmp::connect(&self.qmp, QMP_LIMIT)?;
+        if self.target_socket.is_none() && self.host().is_none() {
+            let text = "--ssh [USER@]HOST says which host it goes to; or --target-socket, which daemon of this host";
+            return Err(Failure::with_code(
+                USAGE,
+                format!("{}: {text}", self.vm.name),
+            ));
+        }
+        match &self.libvirt {
+            None => self.carry(&mut Direct::open(self)?, &connect),
+            Some(_) => {
+                let mut domain = Domain::open(self)?;
+                if domain.standing()?.0 == Standing::Here {
+                    domain.check(&self.vm.name)?;
+                }
+                self.carry(&mut domain, &connect)
+            }
+        }
+    }
+
+    fn carry(&self, carrier: &mut dyn Carrier, connect: Connect<'_>) -> Outcome {
         sys::catch_signals();
-        let owner = access::identity(&mut qemu)?;
         let begun = Instant::now();
         let mut times = Times::default();
-        let along = self.goes_along(&mut qemu)?;
+        let standing = carrier.standing()?.0;
+        let (owner, along) = match (&self.libvirt, standing) {
+            // Nobody is here any more to be asked.
+            (Some(_), Standing::Gone) => (0, None),
+            _ => {
+                let monitor = carrier.monitor();
+                (access::identity(monitor)?, self.goes_along(monitor)?)
+            }
+        };
         let along = along.as_ref();
-        let target = match standing(&mut qemu)?.0 {
-            Standing::Here => Some(self.send(&mut qemu, connect, owner, along, &mut times)?),
+        let target = match standing {
+            Standing::Here => Some(self.send(carrier, connect, owner, along, &mut times)?),
             // An earlier command was killed.
             Standing::Moving | Standing::Gone => None,
         };
         let moving = Instant::now();
-        let told = match self.await_end(&mut qemu) {
+        let told = match self.await_end(carrier) {
             Ok(told) => told,
             Err(failure) => {
-                return Err(self.give_up(&mut qemu, connect, owner, target, failure));
+                return Err(self.give_up(carrier, connect, owner, target, failure));
             }
         };
         times.moved = moving.elapsed();
@@ -176,6 +250,16 @@ impl Migrate {
         self.tell(&times, begun.elapsed(), &told, &attached)
     }
 
+    /// The host that the machine goes to, if it is another one.
+    fn host(&self) -> Option<String> {
+        let by_uri = || {
+            self.libvirt
+                .as_ref()
+                .and_then(|_| domain::ssh_host(&self.to))
+        };
+        self.ssh.clone().or_else(by_uri)
+    }
+
     /// The daemon here forgets the machine, if it knows it.
     fn forget(&self, connect: Connect<'_>, owner: u64) -> Result<(), Failure> {
         match connect()?.detach_own_vm(&self.vm.name, owner) {
@@ -185,7 +269,7 @@ impl Migrate {
     }
 
     /// What QEMU sends of the attachment; nothing if the machine was not attached `--movable`.
-    fn goes_along(&self, qemu: &mut Qmp) -> Result<Option<Along>, Failure> {
+    fn goes_along(&self, qemu: &mut dyn Monitor) -> Result<Option<Along>, Failure> {
         let name = &self.vm.name;
         let present = parts::present(qemu)?;
         if !parts::is_movable(qemu, name, &present)? {
@@ -200,7 +284,8 @@ impl Migrate {
             );
             return Err(Failure::about(name, text));
         }
-        let place = |qemu: &mut Qmp, part| slots::place_of(qemu, &format!("vnplug-{name}-{part}"));
+        let place =
+            |qemu: &mut dyn Monitor, part| slots::place_of(qemu, &format!("vnplug-{name}-{part}"));
         let places = [place(qemu, "shm")?, place(qemu, "ser")?];
         Ok(Some(Along { pool, places }))
     }
@@ -209,33 +294,33 @@ impl Migrate {
     /// machine. If any of that fails the machine is attached here as before.
     fn send(
         &self,
-        qemu: &mut Qmp,
+        carrier: &mut dyn Carrier,
         connect: Connect<'_>,
         owner: u64,
         along: Option<&Along>,
         times: &mut Times,
     ) -> Result<Target, Failure> {
-        self.refuse_what_stays(qemu)?;
+        self.refuse_what_stays(carrier.monitor())?;
         let mut client = connect()?;
-        let needs = self.needs(&mut client)?;
+        let mut needs = self.needs(&mut client)?;
+        needs.domain = carrier.domain()?;
         let mut target = Target::start(self.command(&needs, along, false)?)?;
         let begun = target.await_ready(READY_LIMIT).and_then(|()| {
-            self.let_go(qemu, &mut client, owner, along, times)?;
+            self.let_go(carrier.monitor(), &mut client, owner, along, times)?;
             if along.is_some() {
-                self.refuse_what_cannot_go_along(qemu)?;
+                self.refuse_what_cannot_go_along(carrier.monitor())?;
             }
             target.await_sent(READY_LIMIT)?;
-            qemu.execute("migrate", json!({"uri": self.to}))?;
-            Ok(())
+            carrier.send()
         });
         match begun {
             Ok(()) => Ok(target),
-            Err(failure) => Err(self.give_up(qemu, connect, owner, Some(target), failure)),
+            Err(failure) => Err(self.give_up(carrier, connect, owner, Some(target), failure)),
         }
     }
 
     /// What QEMU would say no to when the other one has its devices, which it cannot let go of.
-    fn refuse_what_cannot_go_along(&self, qemu: &mut Qmp) -> Result<(), Failure> {
+    fn refuse_what_cannot_go_along(&self, qemu: &mut dyn Monitor) -> Result<(), Failure> {
         let told = qemu.execute("query-migrate", json!({}))?;
         if let Some(reason) = told["blocked-reasons"][0].as_str() {
             return Err(Failure::about(&self.vm.name, format!("QEMU: {reason}")));
@@ -255,9 +340,14 @@ impl Migrate {
     fn find_target(&self, along: Option<&Along>) -> Result<Target, Failure> {
         let deadline = Instant::now() + READY_LIMIT;
         loop {
-            let mut target = Target::start(self.command(&BTreeSet::new(), along, true)?)?;
+            let mut target = Target::start(self.command(&Needs::default(), along, true)?)?;
             match target.await_ready(READY_LIMIT) {
                 Ok(()) => return Ok(target),
+                // Which nobody holds who looks.
+                Err(refusal) if self.libvirt.is_some() => {
+                    let text = format!("it does not run here, and {}", refusal.line());
+                    return Err(Failure::about(&self.vm.name, text));
+                }
                 Err(refusal) if Instant::now() >= deadline => return Err(self.stranded(&refusal)),
                 Err(_) => target.cancel(),
             }
@@ -265,7 +355,7 @@ impl Migrate {
     }
 
     /// What would be left behind, or has no counterpart there.
-    fn refuse_what_stays(&self, qemu: &mut Qmp) -> Result<(), Failure> {
+    fn refuse_what_stays(&self, qemu: &mut dyn Monitor) -> Result<(), Failure> {
         let name = &self.vm.name;
         let nics = nic::plugged(qemu, name)?;
         let present = parts::present(qemu)?;
@@ -294,28 +384,34 @@ impl Migrate {
         Err(Failure::about(name, text))
     }
 
-    /// The sources that applications of the VM read.
-    fn needs(&self, client: &mut Client) -> Result<BTreeSet<String>, Failure> {
+    /// What the VM must find there: the sources that its applications read, and room for their rings.
+    fn needs(&self, client: &mut Client) -> Result<Needs, Failure> {
         let own = format!("vm {}", self.vm.name);
         let counters = client.stats()?;
         let is_own = |it: &&Counted| it.kind == "port" && label(it, "owner") == own;
         let read = counters.iter().filter(is_own);
-        let mut needs: BTreeSet<String> = read
+        let mut sources: BTreeSet<String> = read
             .map(|it| source_of(label(it, "device")).to_owned())
             .collect();
-        // Of one that is held already there are no ports.
-        let held = counters
+        let vm = counters
             .iter()
-            .filter(|it| it.kind == "vm" && it.name == self.vm.name);
-        let held = held.flat_map(|it| label(it, "read").split_whitespace());
-        needs.extend(held.map(str::to_owned));
-        Ok(needs)
+            .find(|it| it.kind == "vm" && it.name == self.vm.name);
+        // Of one that is held already there are no ports.
+        let held = vm
+            .into_iter()
+            .flat_map(|it| label(it, "read").split_whitespace());
+        sources.extend(held.map(str::to_owned));
+        Ok(Needs {
+            sources,
+            pool: vm.map_or(0, |it| value(it, "pool_bytes")),
+            domain: None,
+        })
     }
 
     /// What is run where the machine goes to.
     fn command(
         &self,
-        needs: &BTreeSet<String>,
+        needs: &Needs,
         along: Option<&Along>,
         has_come: bool,
     ) -> Result<std::process::Command, Failure> {
@@ -328,8 +424,22 @@ impl Migrate {
         }
         option("attach", "qemu");
         option("--name", &self.vm.name);
-        option("--qmp", &self.target_qmp.to_string_lossy());
-        let pool = along.map_or(self.vm.pool, |along| along.pool);
+        match &self.libvirt {
+            Some(domain) => {
+                option("--libvirt", needs.domain.as_ref().unwrap_or(domain));
+                option("--connect", &self.target_connect);
+            }
+            None => {
+                let qmp = self.target_qmp.as_deref();
+                option("--qmp", &qmp.unwrap_or(Path::new("")).to_string_lossy());
+            }
+        }
+        let pool = match self.vm.pool {
+            // What fits here fits there.
+            0 => needs.pool,
+            asked => asked,
+        };
+        let pool = along.map_or(pool, |along| along.pool);
         if pool > 0 {
             option("--pool", &pool.to_string());
         }
@@ -344,7 +454,8 @@ impl Migrate {
         }
         self.groups.iter().for_each(|it| option("--group", it));
         self.buses.iter().for_each(|it| option("--bus", it));
-        needs.iter().for_each(|it| option("--needs", it));
+        needs.sources.iter().for_each(|it| option("--needs", it));
+        option("--speaks", &VERSION.to_string());
         if let Some(user) = &self.qemu_user {
             option("--qemu-user", user);
         }
@@ -355,14 +466,14 @@ impl Migrate {
         if has_come {
             words.push("--come".to_owned());
         }
-        target::command(self.ssh.as_deref(), &words)
+        target::command(self.host().as_deref(), &words)
     }
 
     /// Has the applications and then the guest's kernel let go, and takes everything out of this QEMU that does not
     /// go along.
     fn let_go(
         &self,
-        qemu: &mut Qmp,
+        qemu: &mut dyn Monitor,
         client: &mut Client,
         owner: u64,
         along: Option<&Along>,
@@ -432,40 +543,33 @@ impl Migrate {
         }
     }
 
-    /// Waits for the end of QEMU's part; what QEMU says of it.
-    fn await_end(&self, qemu: &mut Qmp) -> Result<Value, Failure> {
-        let mut heard = Instant::now();
+    /// Waits for the end of the carrier's part; what QEMU says of it.
+    fn await_end(&self, carrier: &mut dyn Carrier) -> Result<Value, Failure> {
         loop {
-            let (standing, told) = match standing(qemu) {
-                // Its last step may take it long, in which it answers nobody.
-                Err(MonitorError::Silent(..)) if heard.elapsed() < SILENCE => continue,
-                other => other?,
-            };
-            heard = Instant::now();
+            let (standing, told) = carrier.standing()?;
             match standing {
                 Standing::Gone => return Ok(told),
-                Standing::Here => {
-                    let status = told["status"].as_str().unwrap_or("unknown");
-                    let why = told["error-desc"]
-                        .as_str()
-                        .unwrap_or("QEMU does not say why");
-                    let text = format!("QEMU's migration {status}: {why}");
-                    return Err(Failure::about(&self.vm.name, text));
-                }
+                Standing::Here => return Err(Failure::about(&self.vm.name, carrier.why(&told))),
                 Standing::Moving => {}
             }
             if sys::stop().is_some() {
-                qemu.execute("migrate_cancel", json!({}))?;
+                carrier.cancel()?;
             }
-            qemu.news(Instant::now() + TURN)?;
+            carrier.monitor().news(Instant::now() + TURN)?;
         }
     }
 
     /// Attaches the machine here again, if it is here; true if something was to be done.
-    fn undo(&self, qemu: &mut Qmp, connect: Connect<'_>, owner: u64) -> Result<bool, Failure> {
+    fn undo(
+        &self,
+        carrier: &mut dyn Carrier,
+        connect: Connect<'_>,
+        owner: u64,
+    ) -> Result<bool, Failure> {
         let name = &self.vm.name;
         // NB: first. While QEMU may send the machine nobody may write what it sends.
-        self.stays_here(qemu)?;
+        self.stays_here(carrier)?;
+        let qemu = carrier.monitor();
         let ready = match connect()?.hold_vm(name, owner, false) {
             Ok(ready) => ready,
             Err(vnplug::Error::Refused { code, .. }) if code == code::NOT_FOUND => {
@@ -483,17 +587,17 @@ impl Migrate {
         Ok(true)
     }
 
-    /// Waits until QEMU says that the machine is here and stays here.
-    fn stays_here(&self, qemu: &mut Qmp) -> Result<(), Failure> {
+    /// Waits until it is said that the machine is here and stays here.
+    fn stays_here(&self, carrier: &mut dyn Carrier) -> Result<(), Failure> {
         let until = Instant::now() + CANCEL_LIMIT;
         let mut is_told = false;
         loop {
-            let what = match standing(qemu)? {
+            let what = match carrier.standing()? {
                 (Standing::Here, _) => return Ok(()),
                 (Standing::Gone, _) => "the machine is at the target",
                 (Standing::Moving, _) if Instant::now() < until => {
                     if !is_told {
-                        qemu.execute("migrate_cancel", json!({}))?;
+                        carrier.cancel()?;
                         is_told = true;
                     }
                     std::thread::sleep(TURN);
@@ -510,7 +614,7 @@ impl Migrate {
 
     fn plug_again(
         &self,
-        qemu: &mut Qmp,
+        qemu: &mut dyn Monitor,
         missing: &[&Part],
         ready: &VmReady,
     ) -> Result<(), Failure> {
@@ -532,14 +636,14 @@ impl Migrate {
     /// Ends a move that failed: the machine is attached where it runs.
     fn give_up(
         &self,
-        qemu: &mut Qmp,
+        carrier: &mut dyn Carrier,
         connect: Connect<'_>,
         owner: u64,
         target: Option<Target>,
         failure: Failure,
     ) -> Failure {
         // First what the machine needs; the target may be out of reach.
-        let undone = self.undo(qemu, connect, owner);
+        let undone = self.undo(carrier, connect, owner);
         // Where it is not known that the machine stays here it may still come there.
         if undone.is_ok()
             && let Some(target) = target
@@ -577,7 +681,8 @@ impl Migrate {
 
     fn tell(&self, times: &Times, all: Duration, told: &Value, attached: &str) -> Outcome {
         let ms = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
-        let of_qemu = |key: &str| told[key].as_u64().unwrap_or_default();
+        // libvirt keeps it.
+        let of_qemu = |key: &str| told[key].as_u64();
         let (total, down) = (of_qemu("total-time"), of_qemu("downtime"));
         if self.json {
             let line = json!({
@@ -589,8 +694,12 @@ impl Migrate {
             return Ok(OK);
         }
         out::line(attached)?;
+        let of_these = match (total, down) {
+            (Some(total), Some(down)) => format!("{total} ms of them QEMU's ({down} ms stopped)"),
+            _ => format!("{:.0} ms of them libvirt's", ms(times.moved)),
+        };
         out::line(&format!(
-            "{}: moved: unplugged for {:.0} ms, {total} ms of them QEMU's ({down} ms stopped)",
+            "{}: moved: unplugged for {:.0} ms, {of_these}",
             self.vm.name,
             ms(all)
         ))?;
@@ -613,8 +722,6 @@ pub(super) fn standing(qemu: &mut dyn Monitor) -> Result<(Standing, Value), Moni
 }
 
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// How long QEMU may answer nothing while it sends the machine.
-const SILENCE: Duration = Duration::from_secs(60);
 /// How long QEMU may go on sending a machine when it was told not to.
 const CANCEL_LIMIT: Duration = Duration::from_secs(20);
 const ATTACHED_LIMIT: Duration = Duration::from_secs(60);
