@@ -98,6 +98,65 @@ fn a_vm_of_proxmox_is_attached_while_it_runs() {
     assert_eq!(vms(&daemon), 0, "after {last}");
 }
 
+#[test]
+fn a_vm_of_proxmox_that_is_migrated_is_attached_when_it_is_there() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=100"]).unwrap();
+    let config = QemuConfig::default();
+    let guest = Qemu::boot(&lab, QemuConfig::default()).unwrap_or_else(|error| panic!("{error}"));
+    set_up(
+        &lab,
+        &program("vnplug").unwrap(),
+        "100",
+        "--allow lab --pool 16M\n",
+    );
+    // What goes to the journal.
+    let log = lab.dir().join("log");
+    let logger = lab.dir().join("bin/logger");
+    fs::write(
+        &logger,
+        format!("#!/bin/sh\necho \"$@\" >>{}\n", log.display()),
+    )
+    .unwrap();
+    fs::set_permissions(&logger, fs::Permissions::from_mode(0o755)).unwrap();
+    let call = |phase: &str, comes: &str| {
+        let mut hook = hook(&lab, "proxmox-hook");
+        hook.env("VNPLUG_SOCKET", daemon.socket())
+            .env("VNPLUG_COMES", comes);
+        succeeded(&hook.args(["100", phase]).output().unwrap())
+    };
+    let qmp = lab.dir().join("100.qmp");
+    let at = |guest: &vnplug_e2e::Guest| {
+        let _ = fs::remove_file(&qmp);
+        symlink(guest.qmp_path().unwrap(), &qmp).unwrap();
+    };
+    at(&guest);
+    assert!(call("post-start", "60").contains("100: attached: "));
+    // As an operator does before `qm migrate`, which itself calls nothing here.
+    call("pre-stop", "60");
+    assert_eq!(vms(&daemon), 0);
+
+    // It waits no longer than it is told.
+    let (there, uri) = Qemu::incoming(&lab, &config, &guest).unwrap_or_else(|e| panic!("{e}"));
+    at(&there);
+    let comes = "comes from another host, and is attached when it is here";
+    assert!(call("post-start", "0").contains(comes));
+    let said = || fs::read_to_string(&log).unwrap_or_default();
+    eventually("it is given up", || {
+        said().contains("not attached: it has been on its way from another host for 0 s")
+    });
+    // Proxmox is not kept, nor is its monitor.
+    assert!(call("post-start", "60").contains(comes));
+    assert_eq!(vms(&daemon), 0);
+    let migrate = serde_json::json!({"uri": uri});
+    guest.qmp().unwrap().execute("migrate", migrate).unwrap();
+    eventually("it is attached where it is", || vms(&daemon) == 1);
+    eventually("that is said", || {
+        said().contains("100: attached: pool of 16 MiB")
+    });
+    call("post-stop", "60");
+}
+
 /// Kills a hook after this time, with all that it has started, as a machine's power fails; whether it was not over before.
 fn killed_after(mut hook: Command, time: Duration) -> bool {
     let mut child = hook.process_group(0).stderr(Stdio::null()).spawn().unwrap();
@@ -186,6 +245,7 @@ fn a_domain_of_libvirt_is_attached_by_itself_when_the_hook_is_over() {
     let call = |domain: &str, uuid: &str, operation: [&str; 2]| {
         let mut hook = hook(&lab, "libvirt-hook");
         hook.args([domain, operation[0], operation[1], "-"]);
+        hook.env("VNPLUG_COMES", "1");
         let pipes = hook
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -218,6 +278,20 @@ fn a_domain_of_libvirt_is_attached_by_itself_when_the_hook_is_over() {
     call("new", uuid, ["release", "end"]);
     let detach = "detach qemu --qmp /nonexistent --name probe --gone\n";
     assert_eq!(said(), format!("{attach}{detach}"));
+
+    // One that does not come, as libvirt sees it, is not waited for without end.
+    for (program, script) in [
+        ("virsh", "echo 'paused (migrating)'".to_owned()),
+        ("logger", format!("echo \"$@\" >>{}", log.display())),
+    ] {
+        let at = lab.dir().join("bin").join(program);
+        fs::write(&at, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&at, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    call("new", uuid, ["started", "begin"]);
+    let given_up = "not attached: it has been on its way from another host for 1 s";
+    eventually("it is given up", || said().contains(given_up));
+    assert_eq!(said().matches("attach qemu").count(), 2, "{}", said());
 }
 
 /// A machine that QEMU has made and that does not run; what is plugged is there all the same. Ends with its test.
