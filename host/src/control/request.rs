@@ -351,7 +351,7 @@ impl Control {
             vm.places.release_all();
             vm.places.linger(&live);
             vm.heard = vectors;
-            vm.set_locked_down(locked_down);
+            self.vms.hear_locked_down(viewer, locked_down);
             self.name_devices(viewer, &live);
         }
         self.sessions.greeted(whom.token);

@@ -10,7 +10,8 @@ use vnplug_ring::control::{Counted, Grant, VmSpec, code};
 use super::session::Session;
 use super::sessions::Sessions;
 use crate::hub::{Peer, Refusal};
-use crate::vm::{Broken, Dirs, Lock, Vm, VmPlan};
+use crate::vm::{Broken, Dirs, Vm, VmPlan};
+use vnplug_os::peer_log;
 
 /// VMs in all.
 const MAX_VMS: usize = 1_024;
@@ -27,6 +28,33 @@ pub(super) struct Vms {
     making_groups: HashSet<String>,
     /// Listeners of VMs by token: name, and whether it is the doorbell's.
     listeners: HashMap<u64, (String, bool)>,
+    locked_down: LockedDown,
+}
+
+/// The machines whose agents said that the kernel lets nobody map a PCI memory: by the VM's name, whose machine it is.
+///
+/// The word of a machine holds until its agent says otherwise, also if it falls silent, and over a detach: memory of the
+/// other kind is mapped by any kernel, so a word that is old does less harm than one that was forgotten.
+#[derive(Debug, Default)]
+pub(super) struct LockedDown(HashMap<String, u64>);
+
+impl LockedDown {
+    /// What the agent of the machine `owner` says; true if that is new.
+    fn note(&mut self, name: &str, owner: u64, is_so: bool) -> bool {
+        if !is_so {
+            self.0.remove(name);
+            return false;
+        }
+        if self.0.len() >= MAX_VMS && !self.0.contains_key(name) {
+            // Of machines that are gone nobody says so.
+            self.0.clear();
+        }
+        self.0.insert(name.to_owned(), owner) != Some(owner)
+    }
+
+    fn is_noted(&self, name: &str, owner: u64) -> bool {
+        self.0.get(name) == Some(&owner)
+    }
 }
 
 impl Vms {
@@ -39,6 +67,24 @@ impl Vms {
             attaching: HashSet::new(),
             making_groups: HashSet::new(),
             listeners: HashMap::new(),
+            locked_down: LockedDown::default(),
+        }
+    }
+
+    /// What a VM's agent says of whether its kernel is locked down.
+    pub(super) fn hear_locked_down(&mut self, viewer: &Peer, is_so: bool) {
+        let Some(vm) = self.of(viewer).filter(|vm| is_so || vm.kind() == "qemu") else {
+            // What maps the other kind of memory says nothing of this one.
+            return;
+        };
+        let (name, owner) = (vm.name().to_owned(), vm.owner());
+        if self.locked_down.note(&name, owner, is_so) {
+            peer_log!(
+                log::Level::Warn,
+                "vm",
+                "VM {name:?}: its guest's kernel is locked down and maps no PCI memory: run `vnplug attach qemu` for it \
+                 again, without --memory, and it gets the other kind"
+            );
         }
     }
 
@@ -213,7 +259,10 @@ impl Vms {
     ) -> Vec<Counted> {
         let session = |vm: &Vm| vm.channel.and_then(|token| sessions.get(token));
         let served = self.served.values();
-        let served = served.map(|vm| counted(vm, session(vm), grown(vm.name())));
+        let is_locked_down =
+            |vm: &Vm| vm.kind() == "qemu" && self.locked_down.is_noted(vm.name(), vm.owner());
+        let state = |vm: &Vm| state_of(vm, session(vm), is_locked_down(vm));
+        let served = served.map(|vm| counted(vm, session(vm), state(vm), grown(vm.name())));
         let broken = self.broken.iter().map(|vm| Counted {
             kind: "vm".into(),
             name: vm.name.clone(),
@@ -229,17 +278,22 @@ impl Vms {
     }
 }
 
-fn counted(vm: &Vm, session: Option<&Session>, (devices, grown): (usize, u64)) -> Counted {
-    let state = match session {
+fn state_of(vm: &Vm, session: Option<&Session>, is_locked_down: bool) -> &'static str {
+    match session {
         _ if vm.held().is_some() => "held",
-        Some(session) if session.greeted => match vm.lock() {
-            Lock::Open => "ready",
-            Lock::Locked => "locked-down",
-            Lock::Unknown => "connected",
-        },
+        _ if is_locked_down => "locked-down",
+        Some(session) if session.greeted => "ready",
         Some(_) => "connected",
         None => "waiting",
-    };
+    }
+}
+
+fn counted(
+    vm: &Vm,
+    session: Option<&Session>,
+    state: &str,
+    (devices, grown): (usize, u64),
+) -> Counted {
     let skipped = session.map_or(0, |session| session.framer.skipped());
     let mut values = vec![
         ("pool_bytes".into(), vm.pool_bytes()),
@@ -269,5 +323,27 @@ fn counted(vm: &Vm, session: Option<&Session>, (devices, grown): (usize, u64)) -
         name: vm.name().to_owned(),
         labels,
         values,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_that_a_kernel_is_locked_down_is_its_machines_until_it_says_otherwise() {
+        let mut words = LockedDown::default();
+        assert!(words.note("vm", 7, true));
+        assert!(!words.note("vm", 7, true), "told once");
+        assert!(words.is_noted("vm", 7));
+        // Another machine by that name, and another name.
+        assert!(!words.is_noted("vm", 8) && !words.is_noted("other", 7));
+        assert!(words.note("vm", 8, true));
+        assert!(!words.note("vm", 8, false));
+        assert!(!words.is_noted("vm", 8));
+        for name in 0..3 * MAX_VMS {
+            words.note(&name.to_string(), 1, true);
+        }
+        assert!(words.0.len() <= MAX_VMS);
     }
 }

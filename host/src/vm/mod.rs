@@ -19,7 +19,6 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use vnplug_ring::Region;
 use vnplug_ring::control::{Grant, HostGroup, RingPlace, VmKind, VmReady, VmSpec, code};
@@ -40,7 +39,6 @@ use vnplug_os::access::AccessList;
 use vnplug_os::closer::PeerFd;
 use vnplug_os::event;
 use vnplug_os::memory::{Pool, Watch, pool_file};
-use vnplug_os::peer_log;
 use vnplug_path::port::doorbell::{Board, Doorbell, VmBell};
 
 /// One VM.
@@ -61,29 +59,6 @@ pub(crate) struct Vm {
     pub(crate) doorbell: Option<DoorbellServer>,
     /// How many of its vectors the agent listens to.
     pub(crate) heard: u32,
-    /// When its agent said last that the guest's kernel lets nobody map the pool.
-    locked_down_at: Option<Instant>,
-}
-
-/// What is known of a guest's kernel by its agent's word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lock {
-    /// It maps the pool, or nobody said otherwise.
-    Open,
-    /// It lets nobody map the pool.
-    Locked,
-    /// So it did, and its agent says it no more: another kernel may run by now.
-    Unknown,
-}
-
-impl Lock {
-    fn of(said: Option<Instant>, now: Instant) -> Self {
-        match said {
-            None => Self::Open,
-            Some(said) if now.saturating_duration_since(said) < LOCK_LASTS => Self::Locked,
-            Some(_) => Self::Unknown,
-        }
-    }
 }
 
 impl Vm {
@@ -202,7 +177,6 @@ impl Vm {
             board: None,
             doorbell,
             heard: 0,
-            locked_down_at: None,
         })
     }
 
@@ -372,25 +346,6 @@ impl Vm {
         self.record.header(self.pool_id).write(&self.region);
     }
 
-    /// Whether its guest's kernel lets nobody map the pool.
-    pub(crate) fn lock(&self) -> Lock {
-        Lock::of(self.locked_down_at, Instant::now())
-    }
-
-    /// What its agent says of that.
-    pub(crate) fn set_locked_down(&mut self, is_so: bool) {
-        if is_so && self.lock() != Lock::Locked {
-            let name = self.name();
-            peer_log!(
-                log::Level::Warn,
-                "vm",
-                "VM {name:?}: its guest's kernel is locked down and maps no PCI memory: run `vnplug attach qemu` for it \
-                 again, without --memory, and it gets the other kind"
-            );
-        }
-        self.locked_down_at = is_so.then(Instant::now);
-    }
-
     /// Whether each of its ports is to have a device of its own, and none a place in the pool.
     pub(crate) fn is_apart(&self) -> bool {
         self.record.apart
@@ -476,10 +431,6 @@ fn share_access(pool: &Path, socket: &Path) {
         log::warn!(target: "vm", "{}: {error}", socket.display());
     }
 }
-
-/// For how long an agent's word that the kernel is locked down holds: it says so every five seconds, and one word may be
-/// lost.
-const LOCK_LASTS: Duration = Duration::from_secs(12);
 
 #[cfg(test)]
 mod tests;

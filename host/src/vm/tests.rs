@@ -303,13 +303,3 @@ fn names_that_are_paths_and_sizes_that_are_no_power_of_two_are_refused() {
     );
     std::fs::remove_dir_all(&dirs.state).unwrap();
 }
-
-#[test]
-fn a_word_that_a_kernel_is_locked_down_does_not_hold_for_ever() {
-    let said = Instant::now();
-    let after = |time| Lock::of(Some(said), said + time);
-    assert_eq!(Lock::of(None, said), Lock::Open);
-    assert_eq!(after(Duration::ZERO), Lock::Locked);
-    assert_eq!(after(LOCK_LASTS - Duration::from_millis(1)), Lock::Locked);
-    assert_eq!(after(LOCK_LASTS), Lock::Unknown);
-}
