@@ -422,7 +422,7 @@ fn a_pmem_device_stays_and_is_followed_by_another() {
         out.contains("pmemdev0, vnplug-probe-pmemdev1 stay"),
         "{out}"
     );
-    lab.ok("attach", &[]);
+    lab.ok("attach", &["--memory", "ivshmem"]);
     let (code, _, err) = lab.run("attach", &pmem);
     assert_eq!(code, 1);
     assert!(err.contains("is attached with an ivshmem device"), "{err}");

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use vnplug_e2e::attached::{image, plug, summary};
 use vnplug_e2e::daemon::{Daemon, counted, label, value};
-use vnplug_e2e::{Guest, Lab, Qemu, QemuConfig};
+use vnplug_e2e::{Guest, Lab, Machine, Qemu, QemuConfig};
 use vnplug_testing::{PATIENCE, eventually, until};
 
 /// What `attach` says of a guest that is locked down.
@@ -102,10 +102,13 @@ fn a_locked_down_guest_reads_through_virtio_pmem_and_not_through_ivshmem() {
         "{doctor}"
     );
 
-    // Asked again, it takes out what the guest cannot map, and plugs what it can.
-    let auto = ["--pool", "4M", "--wait", "60s"];
+    // Asked again, it takes out what the guest cannot map, and plugs what it can: also if the agent has fallen silent.
+    agent.signal("KILL").unwrap();
+    drop(agent);
+    let auto = ["--pool", "4M", "--wait", "0s"];
     let said = plug(&daemon, &guest, "vm", &auto).unwrap();
     assert!(said.contains(CHOSEN), "{said}");
+    let _agent = guest.spawn("exec vnplug agent 2>&1").unwrap();
 
     // The agent and the guest are the same.
     assert!(said.contains("pool of 4 MiB"), "{said}");
@@ -137,10 +140,10 @@ fn a_locked_down_guest_reads_through_virtio_pmem_and_not_through_ivshmem() {
     let list = || say(&guest, "vnplug list 2>&1").0;
     until("the guest has let go", list, |status| *status != 0);
 
-    // Again, beside the one that stayed, in one go: its agent says why not the other kind. The reader opens its port
-    // again.
+    // Again, beside the one that stayed, in one go. The reader opens its port again.
     let said = plug(&daemon, &guest, "vm", &auto).unwrap();
-    assert!(said.contains(CHOSEN), "{said}");
+    let as_before = "memory: virtio-pmem, which this machine had before";
+    assert!(said.contains(as_before), "{said}");
     is_reached(&guest);
     count(&guest, 1_000);
     let ports = || {
@@ -175,6 +178,59 @@ fn a_guest_that_is_not_locked_down_gets_ivshmem() {
     assert!(!said.contains("virtio-pmem"), "{said}");
     let (status, text) = say(&guest, "vnplug count host:lab --packets 100 --ring 1M");
     assert_eq!(status, 0, "{text}");
+}
+
+/// Without room for virtio-pmem, and with an IOMMU: the same memory as ever, mapped by VFIO.
+#[test]
+fn a_locked_down_guest_with_an_iommu_reads_through_vfio() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=2000,size=200"]).unwrap();
+    let config = QemuConfig {
+        machine: Machine::Q35 { root_ports: 3 },
+        iommu: true,
+        image: image().unwrap(),
+        kernel_args: vec!["lockdown=integrity".to_owned()],
+        ..QemuConfig::default()
+    };
+    let guest = Qemu::boot(&lab, config).unwrap_or_else(|error| panic!("{error}"));
+    say(
+        &guest,
+        "echo nobody:x:65534:65534::/:/bin/sh >>/etc/passwd; mount -t securityfs none /sys/kernel/security",
+    );
+    let (_, mode) = say(&guest, "cat /sys/kernel/security/lockdown");
+    assert!(mode.contains("[integrity]"), "{mode}");
+    let agent = guest.spawn("exec vnplug agent 2>&1").unwrap();
+    let auto = ["--pool", "4M", "--wait", "60s"];
+    let said = plug(&daemon, &guest, "vm", &auto).unwrap();
+    assert!(said.contains("ivshmem through the guest's VFIO"), "{said}");
+    let mapped = "memory: ivshmem, which the guest has mapped through VFIO";
+    assert!(said.contains(mapped), "{said}");
+    count(&guest, 4_000);
+    let (_, text) = say(&guest, "vnplug doctor --role guest 2>&1");
+    assert!(text.contains("vfio-pci has the memory"), "{text}");
+
+    // Another agent finds it while an application has it, and so does another daemon's pool after a detach, for which the
+    // kernel waits until nobody has it.
+    let reader = guest
+        .spawn("exec vnplug count host:lab --ring 1M --json 2>&1")
+        .unwrap();
+    eventually("it reads", || delivered(&daemon) > 100);
+    agent.signal("KILL").unwrap();
+    let _agent = guest.spawn("exec vnplug agent 2>&1").unwrap();
+    is_reached(&guest);
+    let before = delivered(&daemon);
+    eventually("it reads again", || delivered(&daemon) > before + 100);
+    let qmp = guest.qmp_path().unwrap();
+    let vm = ["--name", "vm", "--qmp", qmp.to_str().unwrap()];
+    let (code, text) = daemon.vnplug(&[&["detach", "qemu"][..], &vm].concat());
+    assert_eq!(code, Some(0), "{text}");
+    plug(&daemon, &guest, "vm", &auto).unwrap();
+    is_reached(&guest);
+    eventually("it reads once more", || delivered(&daemon) > 100);
+    reader.signal("INT").unwrap();
+    let output = reader.wait(PATIENCE).unwrap();
+    assert_eq!(output.status, 0, "{}", output.text());
+    daemon.audit();
 }
 
 /// With `VNPLUG_LONG=1`: what one reader gets of a sender that does its utmost, by both kinds in turn.

@@ -111,6 +111,22 @@ pub fn map_apart(
     Ok(unsafe { Region::from_raw(base, shape.map_len(), Arc::new(all)) })
 }
 
+/// Where the memory begins in a descriptor: in a file at its beginning, in a PCI device of VFIO's somewhere else. Checks
+/// that there are so many bytes.
+fn beginning(fd: BorrowedFd<'_>, len: u64) -> Result<u64, Error> {
+    let stat = fstat(fd).map_err(Error::system("cannot inspect the ring's memory"))?;
+    // VFIO's devices have no type, as all files that lie nowhere.
+    let may_be_vfio = FileType::from_raw_mode(stat.st_mode) == FileType::Unknown;
+    match may_be_vfio.then(|| vfio::memory_in(fd)).flatten() {
+        None => has(fd, len).map(|()| 0),
+        Some((at, size)) if len <= size => Ok(at),
+        Some((_, size)) => {
+            let what = format!("{len} bytes of ring memory in a device of {size}");
+            Err(Error::Protocol(what))
+        }
+    }
+}
+
 /// Checks that a file has so many bytes: a mapping beyond its end is a SIGBUS later.
 fn has(fd: BorrowedFd<'_>, len: u64) -> Result<(), Error> {
     let stat = fstat(fd).map_err(Error::system("cannot inspect the ring's memory"))?;
@@ -126,7 +142,8 @@ fn has(fd: BorrowedFd<'_>, len: u64) -> Result<(), Error> {
 fn map_as(fd: BorrowedFd<'_>, offset: u64, len: u64, prot: ProtFlags) -> Result<Region, Error> {
     let bytes = usize::try_from(len).ok().filter(|&bytes| bytes > 0);
     let bytes = bytes.ok_or_else(|| Error::Protocol(format!("{len} bytes of ring memory")))?;
-    has(fd, offset.saturating_add(len))?;
+    let begins = beginning(fd, offset.saturating_add(len))?;
+    let offset = begins.saturating_add(offset);
     let flags = MapFlags::SHARED;
     // SAFETY: a fresh mapping at an address of the kernel's choice disturbs no other.
     let base = unsafe { mmap(std::ptr::null_mut(), bytes, prot, flags, fd, offset) }

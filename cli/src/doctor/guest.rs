@@ -106,19 +106,30 @@ pub(super) fn locked_down(machine: &Machine) -> Option<String> {
     (mode != "none").then(|| mode.to_owned())
 }
 
+/// Whether the driver of VFIO has a shared memory.
+fn through_vfio(machine: &Machine) -> bool {
+    let all = machine.names("/sys/bus/pci/drivers/vfio-pci");
+    shared_memories(machine)
+        .iter()
+        .any(|slot| all.contains(slot))
+}
+
 fn lockdown(machine: &Machine) -> Finding {
     match locked_down(machine) {
         None => Finding::ok("the kernel is not locked down"),
         Some(_) if shared_memories(machine).is_empty() || !dax(machine).is_empty() => {
             Finding::ok("locked down, but no PCI memory has to be mapped")
         }
+        Some(_) if through_vfio(machine) => Finding::ok(
+            "locked down, and vfio-pci has the memory, which is mapped through it, uncached",
+        ),
         Some(mode) => Finding::fail(
             format!(
                 "the kernel is locked down ({mode}, as with Secure Boot): it refuses to map PCI memory from sysfs"
             ),
             format!(
                 "on the host run `vnplug attach qemu` for it again, which plugs what may be mapped (--memory pmem), if it \
-                 was started with {MORE_MEMORY}; or start it without Secure Boot and without lockdown="
+                 was started with {MORE_MEMORY}, or with an IOMMU (and here vfio-pci and vfio_iommu_type1); or start it without Secure Boot and without lockdown="
             ),
         ),
     }

@@ -216,6 +216,11 @@ fn a_locked_down_guest_is_told_why_the_agent_maps_nothing() {
     made.file(&format!("{slot}/device"), "0x1110\n");
     assert_eq!(made.state(guest::checks(), "memory"), State::Ok);
     assert_eq!(made.state(guest::checks(), "lockdown"), State::Fail);
+    let bound = "sys/bus/pci/drivers/vfio-pci/0000:00:05.0";
+    made.file(&format!("{bound}/vendor"), "0x1af4\n");
+    assert_eq!(made.state(guest::checks(), "lockdown"), State::Ok);
+    fs::remove_dir_all(made.0.path(bound)).unwrap();
+    assert_eq!(made.state(guest::checks(), "lockdown"), State::Fail);
     made.file(lockdown, "[none] integrity confidentiality\n");
     assert_eq!(made.state(guest::checks(), "lockdown"), State::Ok);
 

@@ -8,7 +8,11 @@
 //! |---|---|
 //! | what is plugged already | the VM is attached by virtio-pmem |
 //! | QEMU's guest agent, where it may be asked (`--guest-agent`, or libvirt's) | before anything is plugged |
+//! | a virtio-pmem device that an earlier attach of this machine left | before anything is plugged |
 //! | our agent in the guest | when it finds that it cannot map what was plugged: that goes, and the other comes |
+//!
+//! The daemon keeps the agent's word for as long as the machine is the same and its agent says nothing else, so that of a
+//! guest whose agent has fallen silent the same is known as before.
 
 use std::time::{Duration, Instant};
 
@@ -78,6 +82,11 @@ impl Attach {
             return Ok(false);
         }
         match self.push.is_locked_down(&self.monitor) {
+            None if self.needs_pci().is_none() && !pmem::devices(&name, &present).is_empty() => {
+                out::line(&format!("{name}: memory: virtio-pmem, {AS_BEFORE}"))?;
+                self.memory = Memory::Pmem;
+                Ok(false)
+            }
             None => Ok(true),
             Some(false) => {
                 out::line(&format!("{name}: memory: ivshmem, {NOT_LOCKED}"))?;
@@ -116,6 +125,10 @@ impl Attach {
         }
         let mut monitor = self.monitor.open()?;
         self.must_be_pmem(monitor.as_mut(), &connect)?;
+        if self.memory == Memory::Ivshmem {
+            drop(monitor);
+            return self.hear_of_vfio(&mut connect()?);
+        }
         let buses = self.buses.clone();
         self.attach_pool(monitor.as_mut(), &buses, connect()?)?;
         drop(monitor);
@@ -129,7 +142,33 @@ impl Attach {
         Ok(())
     }
 
-    /// The guest's kernel is locked down: what is plugged of the other kind goes.
+    /// Waits until the guest's agent has mapped what is plugged through VFIO, of which it says nothing else before.
+    fn hear_of_vfio(&self, client: &mut Client) -> Result<(), Failure> {
+        if self.wait.is_zero() {
+            return Ok(());
+        }
+        let limit = self.wait.max(BY_VFIO);
+        let until = Instant::now() + limit;
+        while self.hear(client, Duration::ZERO)? != Word::Ready {
+            if Instant::now() >= until {
+                out::note(&format!(
+                    "{}: the guest has not mapped it within {} s: its kernel needs the drivers vfio-pci and vfio_iommu_type1 \
+                     (modprobe -a), and the IOMMU in use (intel_iommu=on)",
+                    self.vm.name,
+                    limit.as_secs_f32()
+                ));
+                return Ok(());
+            }
+            std::thread::sleep(LOOK);
+        }
+        out::line(&format!(
+            "{}: memory: ivshmem, which the guest has mapped through VFIO",
+            self.vm.name
+        ))
+    }
+
+    /// The guest's kernel is locked down: what is plugged of the other kind goes. Unless the machine has no room for
+    /// virtio-pmem, and an IOMMU: then what is plugged stays, and the guest maps it through VFIO.
     fn must_be_pmem(
         &mut self,
         monitor: &mut dyn Monitor,
@@ -143,9 +182,15 @@ impl Attach {
             return Err(Failure::about(name, text));
         }
         if !pmem::has_room(monitor)? {
+            if pmem::has_iommu(monitor)? {
+                return out::line(&format!(
+                    "{name}: memory: ivshmem through the guest's VFIO, uncached, for its kernel is locked down and the \
+                     machine has no room for memory of another kind"
+                ));
+            }
             let text = format!(
                 "the guest's kernel is locked down and maps no PCI memory, and the machine has no room for memory of \
-                 another kind: start it with {MORE_MEMORY}"
+                 another kind: start it with {MORE_MEMORY}, or (a q35) with -device intel-iommu,intremap=on"
             );
             return Err(Failure::about(name, text));
         }
@@ -208,7 +253,10 @@ impl Attach {
     }
 }
 
+const AS_BEFORE: &str = "which this machine had before";
 const NOT_LOCKED: &str = "for the guest's kernel is not locked down";
 /// How long the guest may take to let go of what its kernel cannot map.
 const LET_GO: Duration = Duration::from_secs(20);
+/// How long the guest's agent may take to map what is plugged through VFIO: it gives the host three seconds first.
+const BY_VFIO: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(50);

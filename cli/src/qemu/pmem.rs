@@ -90,6 +90,25 @@ pub(super) fn has_room(monitor: &mut dyn Monitor) -> Result<bool, MonitorError> 
     }
 }
 
+/// Whether the machine has an IOMMU, by which a guest maps a PCI memory through VFIO.
+pub(super) fn has_iommu(monitor: &mut dyn Monitor) -> Result<bool, MonitorError> {
+    for path in ["/machine/peripheral", "/machine/peripheral-anon"] {
+        let devices = monitor.execute("qom-list", json!({"path": path}))?;
+        let devices = devices.as_array().map(Vec::as_slice).unwrap_or_default();
+        let types = devices.iter().filter_map(|device| device["type"].as_str());
+        if types.into_iter().any(|it| IOMMUS.contains(&it)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+const IOMMUS: [&str; 3] = [
+    "child<intel-iommu>",
+    "child<amd-iommu>",
+    "child<virtio-iommu-pci>",
+];
+
 /// Memory that no device has: an attach that did not end left it.
 pub(super) fn unplugged(vm: &str, present: &[String]) -> Vec<String> {
     let all = numbers(vm, present, object).into_iter();

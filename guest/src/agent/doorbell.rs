@@ -106,7 +106,7 @@ fn search(
 }
 
 /// Gives an idle device to VFIO.
-fn bind(bus: &Path, device: &Path, address: &str) -> Result<(), String> {
+pub(super) fn bind(bus: &Path, device: &Path, address: &str) -> Result<(), String> {
     if !device.join("iommu_group").exists() {
         return Err(NO_IOMMU.into());
     }
@@ -128,16 +128,7 @@ impl Candidate {
     fn open(self, dir: &Path, pool_id: u64) -> Result<Doorbell, String> {
         let device = PciDevice::open(dir, &self.group, &self.address).map_err(reason)?;
         let system = |what: &'static str| move |errno: Errno| format!("cannot {what}: {errno}");
-        // VFIO hands a device over with memory and bus mastering off; without the latter it raises
-        // no interrupts.
-        let mut command = [0; 2];
-        device
-            .read(Part::Config, PCI_COMMAND, &mut command)
-            .map_err(system("read its configuration"))?;
-        let on = u16::from_le_bytes(command) | PCI_MEMORY | PCI_MASTER;
-        device
-            .write(Part::Config, PCI_COMMAND, &on.to_le_bytes())
-            .map_err(system("switch it on"))?;
+        switch_on(&device, true)?;
         let mut page = [0; FIRST_RING as usize];
         device
             .read(Part::Bar2, 0, &mut page)
@@ -239,7 +230,23 @@ impl Display for Unusable {
     }
 }
 
-fn reason(Failed(step, errno): Failed) -> String {
+/// VFIO hands a device over with memory and bus mastering off; without the latter it raises no interrupts.
+pub(super) fn switch_on(device: &PciDevice, master: bool) -> Result<(), String> {
+    let system = |what: &'static str| move |errno: Errno| format!("cannot {what}: {errno}");
+    let mut command = [0; 2];
+    device
+        .read(Part::Config, PCI_COMMAND, &mut command)
+        .map_err(system("read its configuration"))?;
+    let mut on = u16::from_le_bytes(command) | PCI_MEMORY;
+    if master {
+        on |= PCI_MASTER;
+    }
+    device
+        .write(Part::Config, PCI_COMMAND, &on.to_le_bytes())
+        .map_err(system("switch it on"))
+}
+
+pub(super) fn reason(Failed(step, errno): Failed) -> String {
     let what = match (step, errno) {
         (Step::Iommu, Errno::PERM) => return NO_REMAPPING.into(),
         (Step::Viable, _) => return "another device of its IOMMU group has a driver".into(),
@@ -253,12 +260,12 @@ fn reason(Failed(step, errno): Failed) -> String {
     format!("cannot {what}: {errno}")
 }
 
-fn event() -> Result<OwnedFd, Errno> {
+pub(super) fn event() -> Result<OwnedFd, Errno> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
 }
 
 /// `ivshmem-doorbell` has a BAR 1 for MSI-X, `ivshmem-plain` has not.
-fn is_doorbell(device: &Path) -> bool {
+pub(super) fn is_doorbell(device: &Path) -> bool {
     let resources = fs::read_to_string(device.join("resource")).unwrap_or_default();
     let bar1 = resources.lines().nth(1).unwrap_or_default();
     let is_set = |word: &str| !word.trim_matches(['0', 'x']).is_empty();
@@ -275,7 +282,7 @@ fn page_of(device: &Path) -> Option<PoolHeader> {
 }
 
 /// The last part of what a link points to.
-fn link_name(link: &Path) -> Option<String> {
+pub(super) fn link_name(link: &Path) -> Option<String> {
     let target = fs::read_link(link).ok()?;
     Some(target.file_name()?.to_string_lossy().into_owned())
 }

@@ -221,7 +221,7 @@ impl Pools {
     }
 }
 
-fn pool(memory: OwnedFd, id: Option<Identity>) -> Result<Option<Pool>, Error> {
+pub(super) fn pool(memory: OwnedFd, id: Option<Identity>) -> Result<Option<Pool>, Error> {
     let region = map(memory.as_fd(), FIRST_RING)?;
     let Some(header) = PoolHeader::read(&region) else {
         return Ok(None);

@@ -36,6 +36,7 @@ mod closer;
 mod dax;
 mod doorbell;
 mod find;
+mod held;
 mod phase;
 mod places;
 mod plugged;

@@ -10,8 +10,9 @@ use vnplug_ring::control::{Message, Role, VERSION};
 use super::AgentDevice;
 use super::channel::{Channel, Heard};
 use super::doorbell;
-use super::find::{Identity, Looked, Pool, find, open_channel};
-use super::serve::{Agent, CHANNEL, DOORBELL};
+use super::find::{Found, Identity, Looked, Pool, find, open_channel};
+use super::held;
+use super::serve::{Agent, CHANNEL, DOORBELL, HELD};
 
 /// See the table in [`super`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,8 +150,12 @@ impl Agent {
                 if !was_locked_down {
                     log::warn!("{LOCKED_DOWN}");
                     self.told_at = None;
+                    self.held_at = Instant::now() + PLUGGED_ANEW;
                 }
-                return self.tell_locked_down();
+                match self.find_through_vfio() {
+                    Some(found) => found,
+                    None => return self.tell_locked_down(),
+                }
             }
             Looked::Nothing => return,
         };
@@ -166,6 +171,41 @@ impl Agent {
         self.phase = Phase::Silent;
         self.silent_since = Instant::now();
         self.tick();
+    }
+
+    /// The memory through VFIO, where nobody has plugged what this kernel maps by itself.
+    fn find_through_vfio(&mut self) -> Option<Found> {
+        if Instant::now() < self.held_at {
+            return None;
+        }
+        self.held_at = Instant::now() + TELL_AGAIN;
+        let (channel, channel_id) = open_channel(&self.config.device)?;
+        let (pool, held) = match held::take(self.given_back.as_ref()) {
+            Ok(taken) => taken,
+            Err(why) => {
+                log::debug!("not through VFIO: {why}");
+                return None;
+            }
+        };
+        if let Err(error) = self.watch(&held, HELD) {
+            log::warn!("{error}");
+            return None;
+        }
+        log::info!("the memory is mapped through VFIO, uncached");
+        (self.held, self.given_back, self.is_locked_down) = (Some(held), None, false);
+        Some(Found {
+            pools: vec![pool],
+            channel,
+            channel_id,
+        })
+    }
+
+    /// The memory that was taken through VFIO is being unplugged, which waits for us.
+    pub(super) fn give_pool_back(&mut self) {
+        log::info!("the memory is being unplugged");
+        self.lose("the memory is being unplugged");
+        self.given_back = self.held.as_ref().map(|it| it.id.clone());
+        self.close_channel();
     }
 
     /// Has the host know that this kernel maps none of its memory, so that it plugs what this kernel does map. Again
@@ -294,6 +334,7 @@ impl Agent {
         self.channel_id = None;
         self.doorbell = None;
         self.pools.clear();
+        self.held = None;
         self.phase = Phase::Searching;
         self.tick_in(SEARCH);
     }
@@ -314,8 +355,11 @@ fn own_name() -> String {
 /// What is said where the kernel refuses to map a PCI memory.
 pub(super) const LOCKED_DOWN: &str = "this guest's kernel is locked down (Secure Boot) and lets nobody map the \
      memory that is plugged: run `vnplug attach qemu` for it again on the host, which plugs what may be mapped \
-     (--memory pmem); the machine needs -m SIZE,maxmem=MORE for that";
-/// Before the host is told again that nothing can be mapped.
+     (--memory pmem); the machine needs -m SIZE,maxmem=MORE for that, or an IOMMU (-device intel-iommu,intremap=on) and \
+     the modules vfio-pci and vfio_iommu_type1";
+/// How long the host has for plugging what can be mapped, before what is there is taken through VFIO.
+const PLUGGED_ANEW: Duration = Duration::from_secs(3);
+/// Before the host is told again that nothing can be mapped, and VFIO is tried again.
 const TELL_AGAIN: Duration = Duration::from_secs(5);
 /// Between looks for the device, and for the host's end of the channel.
 const SEARCH: Duration = Duration::from_millis(300);

@@ -19,6 +19,7 @@ use super::channel::Channel;
 use super::closer::{Closer, PeerFd};
 use super::doorbell::Doorbell;
 use super::find::{Identity, Pool};
+use super::held::Held;
 use super::phase::Phase;
 use super::plugged::AwaitedPort;
 use super::plugs;
@@ -42,6 +43,12 @@ pub(super) struct Agent {
     pub(super) is_locked_down: bool,
     /// When the host was told so.
     pub(super) told_at: Option<Instant>,
+    /// When that memory is taken through VFIO, if nobody has plugged another one.
+    pub(super) held_at: Instant,
+    /// It was.
+    pub(super) held: Option<Held>,
+    /// One that the kernel asked for, until it is gone.
+    pub(super) given_back: Option<Identity>,
     pub(super) tick_at: Instant,
     /// Since when the channel's other end is not connected.
     pub(super) silent_since: Instant,
@@ -96,6 +103,9 @@ impl Agent {
             phase: Phase::Searching,
             is_locked_down: false,
             told_at: None,
+            held_at: Instant::now(),
+            held: None,
+            given_back: None,
             tick_at: Instant::now(),
             silent_since: Instant::now(),
             greetings: 0,
@@ -168,6 +178,7 @@ impl Agent {
                     CHANNEL => self.hear(),
                     STOP => return Ok(()),
                     DOORBELL => self.give_doorbell_back(),
+                    HELD => self.give_pool_back(),
                     PLUGS => self.devices_changed(),
                     kick if kick >> 32 == KICK >> 32 => self.kicked(kick as u32),
                     app => self.serve(app as u32, event.flags),
@@ -273,3 +284,4 @@ pub(super) const DOORBELL: u64 = 4 << 32;
 /// And the port's number.
 const KICK: u64 = 5 << 32;
 const PLUGS: u64 = 6 << 32;
+pub(super) const HELD: u64 = 7 << 32;

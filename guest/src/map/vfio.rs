@@ -1,7 +1,7 @@
-//! The system calls of VFIO (Linux `include/uapi/linux/vfio.h`), as far as a doorbell needs them.
+//! The system calls of VFIO (Linux `include/uapi/linux/vfio.h`), as far as a doorbell and a pool need them.
 //!
-//! A device is reached through its IOMMU group, a group through a container. Nothing of the device
-//! is mapped: a doorbell is rung and its page read by reads and writes at the device's descriptor.
+//! A device is reached through its IOMMU group, a group through a container. A doorbell is rung and its page read by reads
+//! and writes at the device's descriptor; a pool is mapped from that descriptor ([`memory_in`]).
 #![expect(unsafe_code, reason = "the island that makes VFIO's system calls")]
 
 use std::ffi::{CString, c_int, c_void};
@@ -173,25 +173,36 @@ impl PciDevice {
 
     /// Offset of a part of the device in its descriptor, if `len` bytes from `offset` are there.
     fn place(&self, part: Part, offset: u64, len: usize) -> Result<u64> {
-        let mut info = RegionInfo {
-            argsz: size_of::<RegionInfo>() as u32,
-            flags: 0,
-            index: part as u32,
-            cap_offset: 0,
-            size: 0,
-            offset: 0,
-        };
-        // SAFETY: VFIO_DEVICE_GET_REGION_INFO fills a structure of this layout, `argsz` bytes long.
-        unsafe {
-            let updater = Updater::<DEVICE_GET_REGION_INFO, RegionInfo>::new(&mut info);
-            ioctl::ioctl(&self.device, updater)?;
-        }
+        let info = region(self.device.as_fd(), part)?;
         let end = offset.checked_add(len as u64).ok_or(Errno::INVAL)?;
         if end > info.size {
             return Err(Errno::NXIO);
         }
         Ok(info.offset + offset)
     }
+}
+
+/// Where the memory of a shared memory device lies in its descriptor, and how much; `None`: this is no descriptor of VFIO's.
+pub(crate) fn memory_in(device: BorrowedFd<'_>) -> Option<(u64, u64)> {
+    let info = region(device, Part::Bar2).ok()?;
+    Some((info.offset, info.size))
+}
+
+fn region(device: BorrowedFd<'_>, part: Part) -> Result<RegionInfo> {
+    let mut info = RegionInfo {
+        argsz: size_of::<RegionInfo>() as u32,
+        flags: 0,
+        index: part as u32,
+        cap_offset: 0,
+        size: 0,
+        offset: 0,
+    };
+    // SAFETY: VFIO_DEVICE_GET_REGION_INFO fills a structure of this layout, `argsz` bytes long.
+    unsafe {
+        let updater = Updater::<DEVICE_GET_REGION_INFO, RegionInfo>::new(&mut info);
+        ioctl::ioctl(device, updater)?;
+    }
+    Ok(info)
 }
 
 impl AsFd for PciDevice {
