@@ -168,6 +168,7 @@ impl Plan {
             network[10..12].copy_from_slice(&sum);
         }
         let (at, protocol) = if self.is_udp { (6, 17) } else { (16, 6) };
+        let stored = [transport[at], transport[at + 1]];
         if self.is_udp {
             transport[4..6].copy_from_slice(&carries.to_be_bytes());
         } else {
@@ -184,10 +185,17 @@ impl Plan {
         }
         let Some(payload) = payload else { return };
         transport[at..at + 2].fill(0);
-        let addresses = if self.is_ipv6 { 8..40 } else { 12..20 };
-        let sum = Sum::default()
-            .bytes(&network[addresses])
-            .number(u32::from(carries) + protocol)
+        let pseudo = match self.left {
+            // Less its length: the complement is what is subtracted (RFC 1624, 3).
+            Some(len) => Sum::default().bytes(&stored).number(!len),
+            None => {
+                let addresses = if self.is_ipv6 { 8..40 } else { 12..20 };
+                let sum = Sum::default().bytes(&network[addresses]);
+                sum.number(protocol)
+            }
+        };
+        let sum = pseudo
+            .number(carries.into())
             .bytes(transport)
             .bytes(payload)
             .finish();

@@ -12,7 +12,7 @@
 //! | TCP sequence number | further by the payload before it |
 //! | FIN, PSH | in the last one |
 //! | CWR | in the first one if [`gso::ECN`] says so; else in all, as accurate ECN needs it |
-//! | checksums | computed; UDP's is never 0 |
+//! | checksums | computed, TCP's and UDP's from the sum of the pseudo header that the sender left, if it did; UDP's is never 0 |
 //!
 //! Nothing is believed: an `Offload` that does not fit its frame is a [`Lie`], and nothing is cut.
 
@@ -86,6 +86,9 @@ pub struct Plan {
     longest: usize,
     /// CWR is the first packet's only.
     clears_cwr: bool,
+    /// The checksum's place holds the sum of a pseudo header of this length. The sender knows which address is in it:
+    /// with a routing header or a source route not that of the IP header (RFC 8200, 8.1).
+    left: Option<u32>,
 }
 
 /// Why an offload does not fit its frame.
@@ -210,6 +213,10 @@ fn plan(frame: &[u8], wire_len: usize, offload: &Offload) -> Result<Plan, Lie> {
     {
         return Err(Lie::Checksum);
     }
+    let left = (offload.flags & flags::NEEDS_CSUM != 0).then(|| match is_udp {
+        true => half(carried.at + 4) as u32,
+        false => (wire_len - transport) as u32,
+    });
     let size = usize::from(offload.gso_size);
     let rest = wire_len - payload;
     let count = match size {
@@ -231,6 +238,7 @@ fn plan(frame: &[u8], wire_len: usize, offload: &Offload) -> Result<Plan, Lie> {
         count,
         longest,
         clears_cwr: offload.gso_type & gso::ECN != 0,
+        left,
     })
 }
 

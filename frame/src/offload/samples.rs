@@ -10,6 +10,9 @@ pub(crate) struct Recipe {
     pub(crate) is_udp: bool,
     /// Bytes of IPv4 options, or of IPv6 destination options.
     pub(crate) options: usize,
+    /// It goes by way of another address: by a routing header, or in IPv4 by its options, if they have room. The last
+    /// one is that of the pseudo header.
+    pub(crate) is_routed: bool,
     pub(crate) tcp_options: usize,
     pub(crate) tcp_flags: u8,
     pub(crate) payload: usize,
@@ -20,6 +23,7 @@ pub(crate) const PLAIN: Recipe = Recipe {
     is_ipv6: false,
     is_udp: false,
     options: 0,
+    is_routed: false,
     tcp_options: 12,
     tcp_flags: 0x18,
     payload: 4000,
@@ -40,12 +44,19 @@ pub(crate) fn frame(recipe: &Recipe) -> (Vec<u8>, usize, usize) {
     let protocol = if recipe.is_udp { 17 } else { 6 };
     if recipe.is_ipv6 {
         frame.extend([0x86, 0xdd]);
-        let len = (recipe.options + carries) as u16;
+        let routing = if recipe.is_routed { 24 } else { 0 };
+        let len = (routing + recipe.options + carries) as u16;
         let next = if recipe.options > 0 { 60 } else { protocol };
+        let first = if recipe.is_routed { 43 } else { next };
         frame.extend([0x6a, 0xbc, 0xde, 0xf0]);
         frame.extend(len.to_be_bytes());
-        frame.extend([next, 64]);
+        frame.extend([first, 64]);
         frame.extend((0..32).map(|byte| byte * 3 + 1));
+        if recipe.is_routed {
+            // RFC 6275, 6.4: one more address.
+            frame.extend([next, 2, 2, 1, 0, 0, 0, 0]);
+            frame.extend(LAST);
+        }
         if recipe.options > 0 {
             let mut options = vec![0; recipe.options];
             (options[0], options[1]) = (protocol, (recipe.options / 8 - 1) as u8);
@@ -59,7 +70,12 @@ pub(crate) fn frame(recipe: &Recipe) -> (Vec<u8>, usize, usize) {
         frame.extend([
             0xff, 0xfe, 0x40, 0, 64, protocol, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2,
         ]);
-        frame.extend(vec![1; recipe.options]);
+        let mut options = vec![1; recipe.options];
+        if recipe.is_routed && recipe.options >= 8 {
+            // RFC 791, 3.1: a loose source route.
+            options[..7].copy_from_slice(&[131, 7, 4, LAST[0], LAST[1], LAST[2], LAST[3]]);
+        }
+        frame.extend(options);
     }
     let transport = frame.len();
     frame.extend([0x30, 0x39, 0, 80]);
@@ -100,6 +116,11 @@ pub(crate) fn offload(recipe: &Recipe, transport: usize, size: u16) -> Offload {
     }
 }
 
+/// Where a frame goes in the end that goes by way of another address.
+const LAST: [u8; 16] = [
+    0xfd, 0xa7, 0x31, 5, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0xee, 0xff,
+];
+
 /// The one's-complement sum of big-endian words (RFC 1071), written another way than the cutter's.
 pub(crate) fn folded(parts: &[&[u8]]) -> u16 {
     let mut sum = 0_u32;
@@ -112,16 +133,26 @@ pub(crate) fn folded(parts: &[&[u8]]) -> u16 {
     sum as u16
 }
 
+/// The addresses of the pseudo header: where from, and where to in the end.
+pub(crate) fn pseudo_addresses(frame: &[u8], recipe: &Recipe) -> Vec<u8> {
+    let network = 14 + 4 * recipe.tags;
+    let (from, len) = if recipe.is_ipv6 { (8, 16) } else { (12, 4) };
+    let both = &frame[network + from..][..2 * len];
+    let is_routed = recipe.is_routed && (recipe.is_ipv6 || recipe.options >= 8);
+    let last = if is_routed {
+        &LAST[..len]
+    } else {
+        &both[len..]
+    };
+    [&both[..len], last].concat()
+}
+
 /// Puts the sum of the pseudo header where the checksum is to be, as a sender leaves it.
 pub(crate) fn leave_sum(frame: &mut [u8], recipe: &Recipe, transport: usize) {
-    let network = 14 + 4 * recipe.tags;
-    let addresses = match recipe.is_ipv6 {
-        true => network + 8..network + 40,
-        false => network + 12..network + 20,
-    };
+    let addresses = pseudo_addresses(frame, recipe);
     let (at, protocol) = if recipe.is_udp { (6, 17) } else { (16, 6) };
     let length = ((frame.len() - transport) as u32).to_be_bytes();
-    let sum = folded(&[&frame[addresses], &length, &[0, protocol]]);
+    let sum = folded(&[&addresses, &length, &[0, protocol]]);
     frame[transport + at..transport + at + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
@@ -142,6 +173,7 @@ pub(crate) fn any(dice: &mut impl FnMut(usize) -> usize) -> (Recipe, u16) {
         is_ipv6: dice(2) == 1,
         is_udp: dice(2) == 1,
         options: dice(4) * 8,
+        is_routed: dice(4) == 0,
         tcp_options: dice(11) * 4,
         tcp_flags: dice(256) as u8,
         payload: 1 + dice(20_000),

@@ -5,7 +5,7 @@ use vnplug_ring::offload::{self, Offload, PREFIX, gso};
 
 use super::*;
 
-/// TCP over IPv4 with this much payload, in packets of 1000 bytes; its checksum is missing.
+/// TCP over IPv4 with this much payload, in packets of 1000 bytes; of its checksum only the pseudo header's part is there.
 pub(super) fn super_frame(payload: usize) -> (Vec<u8>, Offload) {
     let mut bytes = vec![2; 12];
     bytes.extend([8, 0, 0x45, 0]);
@@ -14,6 +14,10 @@ pub(super) fn super_frame(payload: usize) -> (Vec<u8>, Offload) {
     bytes.extend([
         0, 80, 0x30, 0x39, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x18, 1, 0, 0, 0, 0, 0,
     ]);
+    // The sum of the pseudo header: the addresses, TCP, and its length.
+    let sum = 2 * 0x0a00 + 1 + 2 + 6 + 20 + payload as u32;
+    let sum = (sum & 0xffff) + (sum >> 16);
+    bytes[50..52].copy_from_slice(&(sum as u16).to_be_bytes());
     bytes.extend((0..payload).map(|at| at as u8));
     let offload = Offload {
         flags: offload::flags::NEEDS_CSUM,
