@@ -1,5 +1,6 @@
 //! The cases of the kernel's own test, `tools/testing/selftests/net/gro.c` (Linux 6.12), by their names there.
-//! What we expect is what it expects, but where it says so.
+//! What we expect is what it expects, but where it says so. All are run over IPv4 and over IPv6, but for those of one
+//! of them.
 
 use super::*;
 
@@ -186,6 +187,37 @@ fn the_kernels_own_cases() {
             ],
             vec![2, 1],
         ),
+        // the same: neither of the first two, and the other way round than it is there
+        (
+            "ip_id_df1_fixed_inc",
+            vec![
+                segment(0, MSS),
+                with(1, MSS, |it| it.id = 0),
+                with(2, MSS, |it| it.id = 1),
+            ],
+            vec![1, 2],
+        ),
+        (
+            "ip_opt",
+            (0..3).map(|nth| segment(nth, MSS)).collect(),
+            vec![1, 1, 1],
+        ),
+        (
+            "ip_frag6",
+            (0..4).map(|nth| segment(nth, MSS)).collect(),
+            vec![2, 1, 1],
+        ),
+        // the kernel merges those: virtio-net could say it
+        (
+            "ip_v6ext_same",
+            vec![segment(0, MSS), segment(1, MSS)],
+            vec![1, 1],
+        ),
+        (
+            "ip_v6ext_diff",
+            vec![segment(0, MSS), segment(1, MSS)],
+            vec![1, 1],
+        ),
         // large: 64 KiB, and the rest
         (
             "large_max",
@@ -205,13 +237,64 @@ fn the_kernels_own_cases() {
         ),
         ("single_segment", vec![segment(0, MSS)], vec![1]),
     ];
-    for (name, recipes, expected) in cases {
-        let mut frames: Vec<_> = recipes.iter().map(|it| (frame(it), None)).collect();
-        if name == "tcp_csum" {
-            let mut bad = frame(&segment(1, MSS));
-            bad[34 + 16] ^= 1;
-            frames[1].0 = bad;
+    let mut done = [0; 2];
+    for (name, recipes, expected) in &cases {
+        for is_ipv6 in [false, true] {
+            let is_its = match *name {
+                "ip_opt" | "ip_frag4" => !is_ipv6,
+                name if name.starts_with("ip_id") => !is_ipv6,
+                "ip_frag6" | "ip_v6ext_same" | "ip_v6ext_diff" => is_ipv6,
+                _ => true,
+            };
+            if !is_its {
+                continue;
+            }
+            let recipes: Vec<_> = recipes.iter().map(|it| Recipe { is_ipv6, ..*it }).collect();
+            let mut frames: Vec<_> = recipes.iter().map(frame).collect();
+            match *name {
+                "tcp_csum" => frames[1][transport(&recipes[1]) + 16] ^= 1,
+                "ip_opt" => with_option(&mut frames[1]),
+                "ip_frag6" => {
+                    with_header(&mut frames[2], FRAGMENT, [0, 1, 0, 0, 0, 7]);
+                    with_header(&mut frames[3], FRAGMENT, [0, 8, 0, 0, 0, 7]);
+                }
+                "ip_v6ext_same" => {
+                    let both = frames.iter_mut();
+                    both.for_each(|it| with_header(it, DESTINATION, [1, 4, 1, 1, 1, 1]));
+                }
+                "ip_v6ext_diff" => {
+                    with_header(&mut frames[0], DESTINATION, [1, 4, 1, 1, 1, 1]);
+                    with_header(&mut frames[1], DESTINATION, [1, 4, 2, 2, 2, 2]);
+                }
+                _ => {}
+            }
+            let frames: Vec<_> = frames.into_iter().map(|it| (it, None)).collect();
+            let shape = shape(&merged(44, &frames).0);
+            assert_eq!(shape, *expected, "{name}, IPv6 {is_ipv6}");
+            done[usize::from(is_ipv6)] += 1;
         }
-        assert_eq!(shape(&merged(44, &frames).0), expected, "{name}");
     }
+    assert_eq!(done, [cases.len() - 3, cases.len() - 8]);
 }
+
+/// Puts four options that say nothing into an IPv4 header.
+fn with_option(frame: &mut Vec<u8>) {
+    let len = u16::from_be_bytes([frame[16], frame[17]]) + 4;
+    (frame[14], frame[24], frame[25]) = (0x46, 0, 0);
+    frame[16..18].copy_from_slice(&len.to_be_bytes());
+    frame.splice(34..34, [1; 4]);
+    let sum = !samples::folded(&[&frame[14..38]]);
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// Puts a header between those of IPv6 and TCP.
+fn with_header(frame: &mut Vec<u8>, kind: u8, says: [u8; 6]) {
+    let len = u16::from_be_bytes([frame[18], frame[19]]) + 8;
+    frame[18..20].copy_from_slice(&len.to_be_bytes());
+    frame[20] = kind;
+    frame.splice(54..54, [&[6, 0], &says[..]].concat());
+}
+
+/// Extension headers (RFC 8200, 4).
+const FRAGMENT: u8 = 44;
+const DESTINATION: u8 = 60;
