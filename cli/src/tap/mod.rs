@@ -12,6 +12,7 @@ use std::time::Instant;
 use clap::Args;
 use serde_json::{Value, json};
 use vnplug::{Packet, Port};
+use vnplug_sandbox::interface::cut::Cutter;
 use vnplug_sandbox::interface::tally::{Reason, Tally};
 use vnplug_sandbox::interface::{LinkCounters, Tap, TapPlan, header, queue_of};
 
@@ -67,6 +68,7 @@ pub(crate) struct TapArgs {
 struct TapSink {
     tap: Tap,
     /// Frames longer than this are above the MTU, one VLAN tag granted.
+    cutter: Cutter,
     longest: usize,
     stats: bool,
     json: bool,
@@ -109,6 +111,7 @@ impl TapArgs {
         let start = Instant::now();
         let mut sink = TapSink {
             tap,
+            cutter: Cutter::default(),
             longest: usize::from(mtu) + ETHERNET_HEADER + VLAN_TAG,
             stats: self.stats,
             json: self.json,
@@ -137,7 +140,8 @@ impl Sink for TapSink {
             return Ok(());
         }
         let queue = queue_of(packet.meta.flow_hash, self.tap.queues());
-        match self.tap.inject(queue, &header::of(packet), bytes) {
+        let header = header::of(packet);
+        match self.cutter.inject(&self.tap, queue, &header, bytes) {
             Ok(()) => {
                 self.now.injected += 1;
                 self.now.above_mtu += u64::from(bytes.len() > self.longest);

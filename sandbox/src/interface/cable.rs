@@ -21,6 +21,7 @@ use vnplug_frame::acks::Acks;
 use vnplug_frame::flow::flow_hash;
 use vnplug_frame::segment::{Look, look};
 
+use super::cut::Cutter;
 use super::merge::{Given, Merge};
 use super::tally::{Reason, Tally};
 use super::{Tap, header, queue_of};
@@ -66,6 +67,8 @@ pub struct Cable<G> {
     merge: Option<Merge>,
     /// None: ACKs leave as they are.
     acks: Option<Box<Acks>>,
+    /// For a kernel that takes no such super-frame.
+    cutter: Cutter,
     received: Tally,
     taken: Taken,
 }
@@ -122,6 +125,7 @@ impl<G: Guard> Cable<G> {
             is_away: false,
             merge: (segments > 0).then(|| Merge::new(segments)),
             acks: acks.then(Box::default),
+            cutter: Cutter::default(),
             received: Tally::default(),
             taken: Taken::default(),
         }
@@ -205,7 +209,12 @@ impl<G: Guard> Cable<G> {
     }
 
     #[inline]
-    fn put(&mut self, header: &[u8], frame: &[u8], merged: Option<u16>) -> Result<(), CableError> {
+    fn put(
+        &mut self,
+        header: &[u8; header::SIZE],
+        frame: &[u8],
+        merged: Option<u16>,
+    ) -> Result<(), CableError> {
         if frame.len() < ETHERNET_HEADER {
             self.received.drop(Reason::TooShort);
             return Ok(());
@@ -215,7 +224,7 @@ impl<G: Guard> Cable<G> {
             // NB: a port of a switch is not told the hash.
             queues => queue_of(flow_hash(frame), queues),
         };
-        match self.tap.inject(queue, header, frame) {
+        match self.cutter.inject(&self.tap, queue, header, frame) {
             Ok(()) => {
                 self.received.injected += 1;
                 if let Some(acks) = &mut self.acks

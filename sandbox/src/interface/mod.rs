@@ -1,6 +1,7 @@
 //! A TAP: made, kept silent or not, written to and read; gone with its last descriptor.
 
 pub mod cable;
+pub mod cut;
 pub mod header;
 mod merge;
 pub mod tally;
@@ -133,13 +134,18 @@ impl Tap {
         self.queues.len()
     }
 
-    /// Lets the interface receive a frame in this queue: one system call, no copy on our side.
+    /// Lets the interface receive a frame in two parts in this queue: one system call, no copy on our side.
     ///
     /// # Errors
     /// The driver's; [`tally::Reason::of`] says what they mean.
     #[inline]
-    pub fn inject(&self, queue: usize, header: &[u8], frame: &[u8]) -> Result<(), Errno> {
-        let parts = [IoSlice::new(header), IoSlice::new(frame)];
+    pub(crate) fn inject(
+        &self,
+        queue: usize,
+        header: &[u8],
+        [head, body]: [&[u8]; 2],
+    ) -> Result<(), Errno> {
+        let parts = [header, head, body].map(IoSlice::new);
         loop {
             match rustix::io::writev(&self.queues[queue], &parts) {
                 Ok(_) => return Ok(()),
