@@ -51,7 +51,7 @@ impl Spare {
     pub(crate) fn fetch(&mut self, forwarder: &Forwarder, exits: &Exits, batch: &mut Batch) {
         for (at, way) in self.ways.iter().enumerate() {
             let it = batch.get(at);
-            if it.tail.is_some() && !exits.take_tails(forwarder.due(way.all()), it.offload) {
+            if it.tail.is_some() && !exits.take_tails(forwarder.due(way.all()), &it) {
                 batch.fetch(at);
             }
         }

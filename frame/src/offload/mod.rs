@@ -50,10 +50,22 @@ impl Work {
         }
     }
 
-    /// Whether Linux does it: it takes at most 64 datagrams as one (`UDP_MAX_SEGMENTS`, 128 since 6.8).
+    /// Whether Linux does it: see [`is_for_linux`].
     pub fn is_for_linux(&self) -> bool {
-        !matches!(self, Self::Cut(plan) if plan.is_udp && plan.count > 64)
+        !matches!(self, Self::Cut(plan) if plan.is_udp && plan.count > LINUX_DATAGRAMS)
     }
+}
+
+/// Whether Linux takes a frame of `len` bytes with this, of which the sum is left to do, or refuses it whole: from a
+/// packet socket, a TAP, or a device of virtio it takes at most 64 datagrams as one (`UDP_MAX_SEGMENTS`; 128 since
+/// 6.8).
+#[inline]
+pub fn is_for_linux(len: usize, offload: &Offload) -> bool {
+    if offload.gso_type & !gso::ECN != gso::UDP_L4 {
+        return true;
+    }
+    let payload = len.saturating_sub(usize::from(offload.csum_start) + 8);
+    payload <= LINUX_DATAGRAMS * usize::from(offload.gso_size)
 }
 
 /// Where a checksum stands, and which bytes it covers; within the frame.
@@ -114,6 +126,9 @@ pub const MAX_PIECES: usize = 2048;
 /// The most bytes of headers: each packet has them all, so that a frame of many packets with long headers would
 /// become a multiple of itself. Linux' senders leave room for less than 400 (`MAX_TCP_HEADER`).
 pub const MAX_HEADERS: usize = 512;
+
+/// Datagrams that every Linux takes as one.
+const LINUX_DATAGRAMS: usize = 64;
 
 /// What is left to do with a frame of `wire_len` bytes, of which `frame` are there; `None` if nothing.
 ///

@@ -159,6 +159,32 @@ fn sctps_checksum_is_a_crc() {
 }
 
 #[test]
+fn more_than_64_datagrams_are_not_for_linux() {
+    for (is_udp, is_ipv6, payload, is_for) in [
+        (true, false, 6400, true),
+        (true, false, 6401, false),
+        (true, true, 6400, true),
+        (true, true, 6401, false),
+        (false, false, 6401, true),
+        (false, true, 20_000, true),
+    ] {
+        let recipe = Recipe {
+            is_udp,
+            is_ipv6,
+            payload,
+            tags: payload % 2,
+            options: 8,
+            ..PLAIN
+        };
+        let (frame, transport, _) = frame(&recipe);
+        let offload = offload(&recipe, transport, 100);
+        assert_eq!(is_for_linux(frame.len(), &offload), is_for, "{recipe:?}");
+        let work = work(&frame, frame.len() as u32, &offload).unwrap().unwrap();
+        assert_eq!(work.is_for_linux(), is_for, "{recipe:?}");
+    }
+}
+
+#[test]
 fn a_frame_that_was_cut_short_is_cut_without_sums() {
     let (frame, transport, payload) = frame(&PLAIN);
     let offload = offload(&PLAIN, transport, 1000);

@@ -26,6 +26,7 @@ pub(crate) use self::due::{Due, Out, Wholes};
 pub(crate) use self::note::Noted;
 pub(crate) use self::port::PortCounters;
 use self::port::{Kept, Port};
+use crate::batch::Entered;
 use crate::edits::Edits;
 use crate::emulation::Emulation;
 use crate::forward::Number;
@@ -208,10 +209,13 @@ impl Exits {
 
     /// Whether a frame can go to all of these ports as it is, with its rest where it came from.
     #[inline]
-    pub(crate) fn take_tails(&self, due: &[Number], offload: Option<&Offload>) -> bool {
+    pub(crate) fn take_tails(&self, due: &[Number], it: &Entered<'_>) -> bool {
+        let offload = it.offload;
         let takes = |number: &Number| match self.ports.get(usize::from(*number)) {
             Some(Some(port)) => {
-                let takes = |link: &dyn Link| offload.is_none_or(|it| port.kept.leaves(link, it));
+                let takes = |link: &dyn Link| {
+                    offload.is_none_or(|offload| port.kept.leaves(link, offload, it.len()))
+                };
                 // What is merged must be here.
                 let is_super = offload.is_some_and(Offload::is_super_frame);
                 let is_copied = port.is_slow || (!is_super && port.limits().is_some());

@@ -109,7 +109,7 @@ impl Exits {
             }
             let Some(offload) = it
                 .offload
-                .filter(|offload| !port.kept.leaves(&**link, offload))
+                .filter(|offload| !port.kept.leaves(&**link, offload, it.len()))
             else {
                 if edit != Edit::Keep && whole.is_none() {
                     whole = Some(self.edits.add(edit, it.bytes, &[], it.offload));

@@ -1,6 +1,7 @@
 //! One port: what it is given, what is done for it here, and what went through it.
 
 use vnplug_frame::aggregate::Limits;
+use vnplug_frame::offload::is_for_linux;
 use vnplug_ring::offload::{Offload, flags, gso};
 
 use super::due::Item;
@@ -45,11 +46,11 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Whether the far end is left what is left to do with such a frame.
+    /// Whether the far end is left what is left to do with such a frame of `len` bytes.
     #[inline]
-    pub(super) fn leaves(self, link: &dyn Link, offload: &Offload) -> bool {
+    pub(super) fn leaves(self, link: &dyn Link, offload: &Offload, len: usize) -> bool {
         let is_kept = self.sums || (self.cuts && offload.is_super_frame());
-        !is_kept && link.takes(offload)
+        !is_kept && link.takes(offload) && is_for_linux(len, offload)
     }
 }
 
@@ -77,6 +78,7 @@ impl Port {
                     gso_type,
                     ..Offload::default()
                 },
+                0,
             )
         };
         let limits = Limits {

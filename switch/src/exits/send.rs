@@ -96,7 +96,7 @@ impl Exits {
                 // The far end may take less than when the frame was sent.
                 let Some(offload) = it
                     .offload
-                    .filter(|offload| !port.kept.leaves(&**link, offload))
+                    .filter(|offload| !port.kept.leaves(&**link, offload, it.len()))
                 else {
                     port.todo.push(whole);
                     continue;

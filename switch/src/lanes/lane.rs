@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use vnplug_frame::offload::is_for_linux;
 use vnplug_frame::recycle;
 use vnplug_os::event;
 
@@ -272,7 +273,9 @@ fn way(
         false => find(world, from, addresses, now_s)?,
     };
     let guest: &Guest = &world.get(to)?.guest;
-    let takes = it.offload.is_none_or(|offload| guest.takes(offload));
+    let takes = it
+        .offload
+        .is_none_or(|offload| guest.takes(offload) && is_for_linux(it.len(), offload));
     takes.then(|| {
         *last = Last {
             addresses: *addresses,

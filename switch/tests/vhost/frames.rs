@@ -131,6 +131,71 @@ fn headers_that_lie_cost_the_frame_and_not_the_port_v8_v10() {
 }
 
 #[test]
+fn datagrams_that_linux_does_not_take_as_one_are_cut_for_a_guest() {
+    let served = Served::here();
+    let takes = PLAIN | GUEST_CSUM | GUEST_TSO4 | GUEST_USO;
+    let (mut sender, mut other) = (served.guest(takes), served.guest(takes));
+    (sender.is_polite, other.is_polite) = (true, true);
+    // Where both are, so that a lane may forward.
+    for (from, to) in [(1, 2), (2, 1), (1, 2)] {
+        let (one, two) = match from {
+            1 => (&mut sender, &mut other),
+            _ => (&mut other, &mut sender),
+        };
+        one.send(&frame(to, from, 0));
+        assert_eq!(two.next().1, frame(to, from, 0));
+    }
+    for round in 0..30 {
+        let way = ["to one", "to all"][round % 2];
+        let to = if round % 2 == 0 { 2 } else { 0xff };
+        for (count, pieces) in [(64, 1), (65, 65), (1, 1), (200, 200)] {
+            let (mut bytes, offload) = datagrams(count);
+            bytes[5] = to;
+            if to == 0xff {
+                bytes[..5].fill(0xff);
+            }
+            sender.send_offloaded(&bytes, &offload);
+            let mut payload = Vec::new();
+            for _ in 0..pieces {
+                let (header, given) = other.next();
+                let is_whole = pieces == 1;
+                assert_eq!(header[1] == gso::UDP_L4, is_whole, "{count} {way}");
+                payload.extend_from_slice(&given[42..]);
+            }
+            assert_eq!(payload, bytes[42..], "{count} {way}");
+        }
+        // Segments of TCP may be as many as they like.
+        let (bytes, mut offload) = super_frame(2, 1, 20_000);
+        offload.gso_size = 100;
+        sender.send_offloaded(&bytes, &offload);
+        assert_eq!(other.next().1, bytes);
+        eventually("all came back", || sender.has_sent());
+    }
+    assert!(served.count("lane_forwarded") > 0);
+    served.check_sums();
+}
+
+/// A super-frame of so many datagrams of 100 bytes from station 1, and what is left to do.
+fn datagrams(count: usize) -> (Vec<u8>, Offload) {
+    let carries = (8 + count * 100) as u16;
+    let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0];
+    frame.extend((20 + carries).to_be_bytes());
+    frame.extend([0, 1, 0x40, 0, 64, 17, 0, 0, 10, 0, 3, 1, 10, 0, 3, 2]);
+    frame.extend([0x1b, 0x58, 0x1b, 0x59]);
+    frame.extend(carries.to_be_bytes());
+    frame.extend([0, 0]);
+    frame.extend((0..count * 100).map(|at| (at / 100) as u8));
+    let offload = Offload {
+        flags: flags::NEEDS_CSUM,
+        gso_type: gso::UDP_L4,
+        gso_size: 100,
+        csum_start: 34,
+        csum_offset: 6,
+    };
+    (frame, offload)
+}
+
+#[test]
 fn a_header_is_fetched_once_v9_v13() {
     let served = Served::here();
     let mut sender = served.guest(PLAIN);

@@ -39,6 +39,8 @@ pub(crate) const CSUM: u64 = 1;
 pub(crate) const GUEST_CSUM: u64 = 2;
 pub(crate) const GUEST_OFFLOADS: u64 = 1 << 2;
 pub(crate) const GUEST_TSO4: u64 = 1 << 7;
+/// Both of UDP.
+pub(crate) const GUEST_USO: u64 = 3 << 54;
 pub(crate) const MRG_RXBUF: u64 = 1 << 15;
 pub(crate) const CTRL_VQ: u64 = 1 << 17;
 pub(crate) const LOG_ALL: u64 = 1 << 26;
