@@ -209,28 +209,108 @@ fn helpers_that_the_daemon_does_not_have_are_named() {
     assert_eq!(run(&allowed, &[]), Some(2));
 }
 
+/// What each helper that the daemon has is called by, for the programs of a kind.
+const OF_XDP: [i32; 14] = [1, 2, 3, 5, 7, 8, 23, 28, 44, 65, 125, 160, 189, 190];
+const OF_TC: [i32; 15] = [1, 2, 3, 5, 7, 8, 9, 10, 11, 23, 26, 28, 125, 155, 160];
+
 #[test]
 fn helpers_bear_any_argument() {
     let map = Array::create("helpers", 64, 4, false).unwrap();
+    // What lies outside of the area: memory of the process, and the map of another program.
+    let other = Array::create("others", 64, 4, false).unwrap();
+    let shared = || vec![SharedMap::new(&other, false).unwrap()];
+    let nothing = Code::new(&code(&[EXIT]), Context::Xdp, shared()).unwrap();
+    let bystander = Instance::new(&nothing).unwrap();
+    let canary = Box::new([0x77_u8; 4096]);
+    let at = canary.as_ptr().addr() as u64;
     let mut seed = vnplug_frame::witness::seed("helpers");
-    for helper in [1, 2, 5, 7, 8, 23, 28, 44, 65, 125, 160, 189, 190] {
-        for _ in 0..200 {
-            let mut list = Vec::new();
-            for reg in 1..=5 {
-                seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(3);
-                let value = match seed >> 61 {
-                    0 => u64::MAX,
-                    1 => seed & 0xffff,
-                    2 => 0xb9f0_0000_0000_0000 + (seed & 3),
-                    3 => u64::MAX - (seed & 0xff),
-                    _ => seed,
-                };
-                list.push((0x18, reg, 0, 0, value as i32));
-                list.push((0x00, 0, 0, 0, (value >> 32) as i32));
+    let kinds = [(Context::Xdp, &OF_XDP[..]), (Context::Classifier, &OF_TC)];
+    for (context, helpers) in kinds {
+        for helper in helpers {
+            for _ in 0..200 {
+                let mut list = Vec::new();
+                for reg in 1..=5 {
+                    seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(3);
+                    let value = match seed >> 61 {
+                        0 => u64::MAX,
+                        1 => seed & 0xffff,
+                        2 => 0xb9f0_0000_0000_0000 + (seed & 3),
+                        3 => u64::MAX - (seed & 0xff),
+                        4 => at + (seed & 0xfff),
+                        _ => seed,
+                    };
+                    list.push((0x18, reg, 0, 0, value as i32));
+                    list.push((0x00, 0, 0, 0, (value >> 32) as i32));
+                }
+                list.extend([(0x85, 0, 0, 0, *helper), (0xb7, 0, 0, 0, 2), EXIT]);
+                let maps = vec![SharedMap::new(&map, false).unwrap()];
+                let code = Code::new(&code(&list), context, maps).unwrap();
+                let mut instance = Instance::new(&code).unwrap();
+                for _ in 0..2 {
+                    let run = instance.run(&FRAME, &Meta::default());
+                    assert_eq!(run.verdict, Some(2), "helper {helper}");
+                }
             }
-            list.extend([(0x85, 0, 0, 0, helper), (0xb7, 0, 0, 0, 2), EXIT]);
-            assert_eq!(run(&code(&list), &[&map]), Some(2), "helper {helper}");
         }
+    }
+    assert!(canary.iter().all(|&byte| byte == 0x77));
+    let mut values = [0; 256];
+    assert!(bystander.read_map(0, 0, &mut values));
+    assert_eq!(values, [0; 256]);
+}
+
+/// The control of the above: what an argument leads to within the area is read and written.
+#[test]
+fn helpers_do_what_right_arguments_say() {
+    let run = |context, list: &[(u8, u8, u8, i16, i32)]| {
+        let code = Code::new(&code(list), context, Vec::new()).unwrap();
+        let mut instance = Instance::new(&code).unwrap();
+        let run = instance.run(&FRAME, &Meta::default());
+        (run.verdict, run.frame.to_vec())
+    };
+    // Four bytes of the frame to the stack, and from there to its begin with one changed.
+    for (context, load, store) in [(Context::Xdp, 189, 190), (Context::Classifier, 26, 9)] {
+        let (verdict, frame) = run(
+            context,
+            &[
+                (0xbf, 6, 1, 0, 0),
+                (0xb7, 2, 0, 0, 32),
+                (0xbf, 3, 10, 0, 0),
+                (0x07, 3, 0, 0, -8),
+                (0xb7, 4, 0, 0, 4),
+                (0x85, 0, 0, 0, load),
+                (0x61, 7, 10, -8, 0),
+                (0x72, 10, 0, -8, 0x11),
+                (0xbf, 1, 6, 0, 0),
+                (0xb7, 2, 0, 0, 0),
+                (0xbf, 3, 10, 0, 0),
+                (0x07, 3, 0, 0, -8),
+                (0xb7, 4, 0, 0, 4),
+                (0xb7, 5, 0, 0, 0),
+                (0x85, 0, 0, 0, store),
+                (0xbc, 0, 7, 0, 0),
+                EXIT,
+            ],
+        );
+        assert_eq!(verdict, Some(0x5a5a_5a5a));
+        assert_eq!(frame[..5], [0x11, 0x5a, 0x5a, 0x5a, 0x5a]);
+    }
+    // The sum at the frame's end, for a word that became another one.
+    for helper in [10, 11] {
+        let (verdict, frame) = run(
+            Context::Classifier,
+            &[
+                (0xb7, 2, 0, 0, 62),
+                (0xb7, 3, 0, 0, 0x1234),
+                (0xb7, 4, 0, 0, 0x1235),
+                (0xb7, 5, 0, 0, 2),
+                (0x85, 0, 0, 0, helper),
+                EXIT,
+            ],
+        );
+        assert_eq!(verdict, Some(0));
+        let sum = u16::from_ne_bytes([frame[62], frame[63]]);
+        assert_eq!(sum, 0x5a5a - 1);
     }
 }
 
