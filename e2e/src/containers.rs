@@ -99,9 +99,11 @@ pub fn address(number: usize) -> String {
 /// The lab's.
 pub fn wire(here: &Netns, container: &Netns, number: usize) -> Result<()> {
     let name = format!("c{number}");
-    let veth = ["link", "add", &name, "type", "veth"];
+    // Two queues at each end, so that there is something to change (`ethtool -L`).
+    let queues = ["numrxqueues", "2", "numtxqueues", "2"];
+    let veth = ["link", "add", &name];
     let peer = ["peer", "name", "eth0", "netns", container.name()];
-    here.ip(&[&veth[..], &peer].concat())?;
+    here.ip(&[&veth[..], &queues, &["type", "veth"], &peer, &queues].concat())?;
     let with_prefix = format!("{}/24", address(number));
     container.ip(&["addr", "add", &with_prefix, "dev", "eth0"])?;
     container.ip(&["link", "set", "eth0", "up"])?;

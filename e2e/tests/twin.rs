@@ -547,13 +547,13 @@ fn what_is_done_to_the_interfaces_under_traffic_leaves_nothing_stuck() {
                 sleep(Duration::from_millis(1));
             }
         });
-        // A veth has one queue, and says that it cannot have another one or the same.
-        let refused = site
-            .here
-            .exec(&["ethtool", "-L", "c1", "rx", "1", "tx", "1"]);
-        println!("ethtool -L: {:?}", refused.map(drop));
         for (netns, words) in [
             (&site.here, "ethtool -S c1"),
+            // An interface with a program must not receive by fewer queues than the other end sends by.
+            (one, "ethtool -L eth0 rx 1 tx 1"),
+            (&site.here, "ethtool -L c1 rx 1 tx 1"),
+            (&site.here, "ethtool -L c1 rx 2 tx 2"),
+            (one, "ethtool -L eth0 rx 2 tx 2"),
             (&site.here, "ethtool -K c1 gro on"),
             (&site.here, "ethtool -K c2 tso off"),
             (one, "ethtool -K eth0 tx off"),
