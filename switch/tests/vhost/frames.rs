@@ -231,6 +231,80 @@ fn a_header_is_fetched_once_v9_v13() {
     served.check_alive();
 }
 
+/// Another thread changes the receiver and the payload of frames that are sent, all the time.
+#[test]
+fn a_frame_that_changes_while_it_is_taken_goes_where_its_copy_says() {
+    let count = match std::env::var_os("VNPLUG_LONG") {
+        Some(_) => 1_000_000,
+        None => 100_000,
+    };
+    for served in [Served::here(), Served::alone()] {
+        let mut sender = served.guest(PLAIN);
+        sender.is_polite = true;
+        let mut others = [2, 3].map(|number| (number, served.guest(PLAIN)));
+        for (number, other) in &mut others {
+            other.is_polite = true;
+            other.send(&frame(1, *number, 0));
+            assert_eq!(sender.next().1, frame(1, *number, 0));
+        }
+        for (_, other) in &mut others {
+            other.drain();
+        }
+        let mut bytes = frame(2, 1, 0);
+        bytes.resize(800, 2);
+        let stop = AtomicBool::new(false);
+        let region = sender.region.clone();
+        let receiver_at = |at: u64| 0x20_0000 + 0x8000 * at + 12 + 4;
+        // Frames that came, that say another thing at their ends, and places where a second look into the guest, after
+        // a batch was taken, found another receiver.
+        let (mut came, mut mixed, mut changed) = ([0; 2], 0, 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    for number in [3, 2] {
+                        for from_end in [4, 798] {
+                            for at in 0..u64::from(SIZE) {
+                                let place = receiver_at(at) - 4 + from_end;
+                                let says = u16::from_le_bytes([0, number]);
+                                region.store_u16(place, says, Ordering::Relaxed);
+                            }
+                        }
+                    }
+                }
+            });
+            let (mut sent, end) = (0, Instant::now() + Duration::from_secs(20));
+            // The other thread may have less of the processors than these.
+            let is_done = |came: &[i32; 2], mixed: i32, changed: usize| {
+                came.iter().all(|it| *it > 100) && mixed > 0 && changed > 0
+            };
+            while sent < count / 2 || !is_done(&came, mixed, changed) && Instant::now() < end {
+                sender.send_together(32, &bytes, &Offload::default());
+                sent += 32;
+                eventually("it is taken, and all came", || {
+                    for (at, (number, other)) in others.iter_mut().enumerate() {
+                        while let Some((_, given)) = other.received() {
+                            assert_eq!(given[5], *number, "{given:02x?}");
+                            mixed += i32::from(given[799] != *number);
+                            came[at] += 1;
+                        }
+                    }
+                    sender.has_sent()
+                });
+                let looks = (0..u64::from(SIZE))
+                    .map(|at| region.load_u16(receiver_at(at), Ordering::Relaxed));
+                changed += looks.filter(|says| says.to_le_bytes()[1] != 2).count();
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let all = "frames that were changed: to 2 and 3, of two minds, and that had changed at a second look";
+        println!("{all}: {came:?}, {mixed}, {changed}");
+        // The control: they did change, before they were taken and meanwhile.
+        assert!(came.iter().all(|it| *it > 100), "{all}: {came:?}");
+        assert!(mixed > 0 && changed > 0, "{all}: {mixed} {changed}");
+        served.check_alive();
+    }
+}
+
 #[test]
 fn chains_of_no_sense_are_given_back_and_counted_v6_v7() {
     let served = Served::here();
