@@ -149,7 +149,7 @@ fn segments_of_senders_that_cut_themselves_are_merged_and_acks_for_them_come_bac
     daemon.audit();
 
     for (words, status, why) in [
-        (&["--gro", "45"][..], 2, "2 to 44, or off"),
+        (&["--gro", "45"][..], 2, "1 to 44, or off"),
         (
             &["--gro", "20", "--segments", "wire"],
             1,

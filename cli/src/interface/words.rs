@@ -56,10 +56,12 @@ pub(crate) fn mac(text: &str) -> Result<[u8; 6], String> {
 pub(crate) fn gro(text: &str) -> Result<u8, String> {
     let most = 2..=MAX_SEGMENTS;
     match text.parse() {
+        // One segment is as it came.
+        Ok(1) => Ok(0),
         _ if text == "off" => Ok(0),
         Ok(segments) if most.contains(&usize::from(segments)) => Ok(segments),
         _ => Err(format!(
-            "so many segments become one: 2 to {MAX_SEGMENTS}, or off"
+            "so many segments become one: 1 to {MAX_SEGMENTS}, or off"
         )),
     }
 }

@@ -79,8 +79,8 @@ fn what_is_wrong_is_named_and_sets_nothing() {
         ("link=left", "up or down"),
         ("isolated=maybe", "yes or no"),
         ("tso=no", "on or off"),
-        ("gro=1", "from 2 to 44"),
-        ("gro=45", "from 2 to 44"),
+        ("gro=45", "from 1 to 44"),
+        ("gro=-1", "from 1 to 44"),
         ("gro=yes", "or off"),
         ("acks=all", "as-is or expand"),
     ] {
@@ -114,5 +114,12 @@ fn a_switch_has_defaults_ports_and_stations() {
     ] {
         let error = all.apply(text).unwrap_err();
         assert!(error.contains(part), "{text}: {error}");
+    }
+}
+
+#[test]
+fn one_segment_is_merged_with_none() {
+    for (text, segments) in [("off", 0), ("0", 0), ("1", 0), ("2", 2), ("44", 44)] {
+        assert_eq!(super::values::segments("gro", text), Ok(segments), "{text}");
     }
 }

@@ -102,12 +102,12 @@ pub fn rate(key: &str, value: &str) -> Result<u64, String> {
     }
 }
 
-/// `20`, `off`: 0.
+/// `20`; `off`, or one segment, which is as it came: 0.
 pub(super) fn segments(key: &str, value: &str) -> Result<u8, String> {
     let bad =
-        || format!("{key} is a number of segments from 2 to {MAX_SEGMENTS}, or off, not {value:?}");
+        || format!("{key} is a number of segments from 1 to {MAX_SEGMENTS}, or off, not {value:?}");
     match value {
-        "off" | "no" | "none" | "0" => Ok(0),
+        "off" | "no" | "none" | "0" | "1" => Ok(0),
         _ => {
             let count = value.parse().ok();
             let count = count.filter(|it| (2..=MAX_SEGMENTS).contains(&usize::from(*it)));
