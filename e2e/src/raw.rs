@@ -234,6 +234,7 @@ pub fn open(device: &str, ring_bytes: u64) -> Open {
         joins: false,
         place: 0,
         program: String::new(),
+        posts: false,
     }
 }
 

@@ -1,5 +1,6 @@
 //! A transmit ring whose sender lies: whatever stands in the memory, the host takes what a plain
-//! reading of the format gives, or says that the sender lied.
+//! reading of the format gives, or says that the sender lied. Its records may be posted: their bytes go on in a record area
+//! that lies between canaries, and every place in it has its own byte.
 //!
 //! Each word is loaded once by a call (head, one or two lengths) and the words lie apart, so that what
 //! a sender can do during a call, it can do before it: no second thread is needed.
@@ -7,15 +8,17 @@
 use std::sync::atomic::Ordering;
 
 use vnplug_ring::layout::{
-    ALIGN, DATA_OFFSET, Geometry, HEAD, Life, MIN_CAPACITY, PAD, READ, RECORD_HEADER, TAIL,
+    ALIGN, DATA_OFFSET, Geometry, HEAD, Life, MIN_CAPACITY, PAD, READ, RECORD_HEADER, TAIL, flags,
     record_size, ring_size,
 };
-use vnplug_ring::{Intake, Region};
+use vnplug_ring::{Intake, Region, SenderLied};
 
 use crate::Dice;
 
 const SNAPLEN: u32 = 300;
 const GUARD: u64 = 64;
+/// Bytes of the area in which records may name places.
+const AREA: u64 = 1024;
 const CANARY: u64 = 0x5ca1_ab1e_5ca1_ab1e;
 
 /// The host as the document describes it, in as few lines as possible.
@@ -25,6 +28,9 @@ struct Model {
     tail: u64,
     taken: u64,
 }
+
+/// A place and its length; none if it is not the sender's.
+type Rest = Option<(u64, u32)>;
 
 impl Model {
     /// Believes the sender's head, or not.
@@ -39,8 +45,8 @@ impl Model {
         Ok(ahead > 0)
     }
 
-    /// Where the next frame lies and how long it is.
-    fn take(&mut self, region: &Region) -> Result<Option<(u64, u32)>, ()> {
+    /// Where the next frame begins, how many of its bytes lie there, and where the others do, or that it is refused.
+    fn take(&mut self, region: &Region) -> Result<Option<(u64, u32, Rest)>, ()> {
         if self.tail == self.head && !self.look(region)? {
             return Ok(None);
         }
@@ -61,7 +67,16 @@ impl Model {
         }
         self.tail += skip + size;
         self.taken += 1;
-        Ok(Some((DATA_OFFSET + at + RECORD_HEADER, cap_len)))
+        let record = DATA_OFFSET + at;
+        let word = |offset| u128::from(region.load_u64(record + offset, Ordering::Relaxed));
+        let (len, place, last) = (word(0) >> 32, word(8), word(24));
+        let rest = match last & u128::from(flags::POSTED) {
+            0 => Some((0, 0)),
+            _ if last >> 48 > 0 || place + len > u128::from(AREA) => None,
+            _ if len + u128::from(cap_len) > u128::from(SNAPLEN) => None,
+            _ => Some((place as u64, len as u32)),
+        };
+        Ok(Some((record + RECORD_HEADER, cap_len, rest)))
     }
 }
 
@@ -84,6 +99,16 @@ pub fn check(bytes: &[u8]) {
         queue: 0,
     };
     let mut host = Intake::create(region.clone(), geometry).expect("a ring");
+    // Before and behind it lie canaries.
+    let around = Region::heap(AREA + 2 * GUARD);
+    for at in (0..around.len()).step_by(8) {
+        around.store_u64(at, CANARY, Ordering::Relaxed);
+    }
+    let area = around.part(GUARD, AREA).expect("inside");
+    for at in 0..AREA {
+        area.write(at, &[at as u8 & 0x7f]);
+    }
+    host.lend([area.clone()]);
     let (mut model, mut head) = (Model::default(), 0_u64);
     // The sender wrote words that are the host's.
     let mut spoiled = false;
@@ -117,6 +142,20 @@ pub fn check(bytes: &[u8]) {
                     false => at,
                 };
                 region.store_u32(DATA_OFFSET + place, cap_len, Ordering::Relaxed);
+                if dice.byte() % 2 == 0 {
+                    let (len, at) = match dice.byte() % 4 {
+                        0 => (dice.u32(), dice.u64()),
+                        _ => (
+                            u32::from(dice.u16()) % SNAPLEN,
+                            u64::from(dice.u16()) % (AREA + 2),
+                        ),
+                    };
+                    let of = u64::from(dice.byte() % 8 == 0);
+                    region.store_u32(DATA_OFFSET + place + 4, len, Ordering::Relaxed);
+                    region.store_u64(DATA_OFFSET + place + 8, at, Ordering::Relaxed);
+                    let last = u64::from(flags::POSTED) | of << 48;
+                    region.store_u64(DATA_OFFSET + place + 24, last, Ordering::Relaxed);
+                }
                 head += record_size(cap_len);
                 region.store_u64(HEAD, head, Ordering::Relaxed);
             }
@@ -140,15 +179,23 @@ pub fn check(bytes: &[u8]) {
                 let expected = model.take(&region);
                 match host.take(&mut buffer) {
                     Ok(Some(len)) => {
-                        let Ok(Some((at, cap_len))) = expected else {
+                        let Ok(Some((at, cap_len, Some((place, more))))) = expected else {
                             panic!("{len} bytes where there is {expected:?}");
                         };
-                        let mut there = vec![0; cap_len as usize];
-                        region.read(at, &mut there);
+                        let mut there = vec![0; (cap_len + more) as usize];
+                        let (own, rest) = there.split_at_mut(cap_len as usize);
+                        region.read(at, own);
+                        area.read(place, rest);
                         assert_eq!(buffer[..len], there);
                         assert!(buffer[len..].iter().all(|byte| *byte == 0xee));
                     }
                     Ok(None) => assert_eq!(expected, Ok(None)),
+                    Err(SenderLied::Place(place)) => {
+                        assert!(
+                            matches!(expected, Ok(Some((.., None)))),
+                            "{place:?} {expected:?}"
+                        );
+                    }
                     Err(lie) => {
                         assert_eq!(expected, Err(()), "{lie}");
                         break;

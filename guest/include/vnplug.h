@@ -195,7 +195,8 @@ struct vnplug_options {
     uint64_t arena_bytes;              /* of a group's first member, per receive queue: room for
                                           its packets; 0 = the daemon's default */
     uint32_t segments;                 /* how super-frames come: VNPLUG_SEGMENTS_* */
-    uint32_t reserved;                 /* 0 */
+    uint32_t posts;                    /* 1: vnplug_forward may leave what it received where it lies;
+                                          not in a group */
     const char *twin;                  /* each packet goes through the operator's eBPF program of this
                                           name, which may drop it or change it; NULL = none */
 };
@@ -360,6 +361,34 @@ int vnplug_send(vnplug_port *port, const uint8_t *frame, size_t len);
 /* The same in two steps: push a batch, then flush. What is not flushed is not sent. */
 int vnplug_push(vnplug_port *port, const uint8_t *frame, size_t len);
 int vnplug_flush(vnplug_port *port);
+
+/*
+ * Sends on what was received: as vnplug_push, of a frame that is `head` and then `rest`: 1, 0 or an error. `head` is
+ * copied; it is what the program changed, as the Ethernet header, or nothing (NULL, 0). If the port was opened with
+ * `posts`, and all of `rest` is a part of a packet that this port has lent, it is not copied: the host is told where
+ * it lies, and has its room back when it was sent, whatever the program releases before. Any other `rest` is
+ * copied. Call it before the next call that ends the packet's loan; frames that lie there leave at the latest with that one.
+ *
+ *     while (vnplug_next(port, &packet) == VNPLUG_PACKET) {
+ *         make_header(header, packet.data);
+ *         if (vnplug_forward(port, header, 14, packet.data + 14, packet.cap_len - 14) == 0)
+ *             dropped++;
+ *     }
+ *
+ * With `posts`, a port with `transmit_bytes` is not opened by a daemon or an agent that does not know it
+ * (VNPLUG_E_PROTOCOL), and no port in a group (VNPLUG_E_REFUSED).
+ */
+int vnplug_forward(vnplug_port *port, const uint8_t *head, size_t head_len, const uint8_t *rest, size_t rest_len);
+
+/*
+ * What `from` receives may be sent on by `to` from where it lies, too: vnplug_forward of `to` takes packets that `from` has lent.
+ * Both are ports of one bundle, opened with `posts`. 0, or VNPLUG_E_INVALID if they are not; VNPLUG_E_DISCONNECTED while one of them
+ * is away. It lasts until one of them is reopened or closed (vnplug_stats: "reopened"); then packets are copied until this is
+ * called again, which costs nothing as long as it lasts. Flush `to` before `from` waits: the room of what was posted comes back
+ * when `to` has sent it. What waits in `to` when `from` is closed is dropped ("send_dropped_place"). Neither port is in use by
+ * another thread.
+ */
+int vnplug_lend(vnplug_port *from, vnplug_port *to);
 
 /*
  * Waits until a frame of `len` bytes has room, at most timeout_ms: 1 = it has, 0 = the time is over,

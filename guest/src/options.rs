@@ -58,6 +58,7 @@ impl PortOptions {
             joins: false,
             place: 0,
             program: String::new(),
+            posts: false,
         };
         Self {
             request,
@@ -125,6 +126,15 @@ impl PortOptions {
     /// gives the packets as they are.
     pub fn program(mut self, name: &str) -> Self {
         self.request.program = name.to_owned();
+        self
+    }
+
+    /// What the port receives may be sent on from where it lies: by itself, if it has a ring to [`transmit`](Self::transmit),
+    /// for [`Outbox::forward`](crate::Outbox::forward) writes where a packet lies in place of copying it; and by other ports
+    /// to which it is [lent](Port::lend_to). Not in a group, and not in direct mode. A daemon or agent that does not know
+    /// it is refused, if the port has such a ring.
+    pub fn posts(mut self) -> Self {
+        self.request.posts = true;
         self
     }
 

@@ -8,6 +8,7 @@ mod errors;
 mod record;
 mod shared;
 
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::layout::{
@@ -15,6 +16,7 @@ use crate::layout::{
     PAD, PUBLISHED, READ, RECORD_HEADER, TAIL, WAKE_AT, WAKE_SEQ, flags, header, reached,
     record_size,
 };
+use crate::posted::{Hold, Mark, Posts};
 use crate::region::Region;
 
 pub use errors::{AttachError, Corrupt};
@@ -46,6 +48,8 @@ pub struct Consumer {
     flags: u16,
     /// The ring holds descriptors of packets that lie elsewhere.
     shared: Option<Box<GroupSide>>,
+    /// What is held back for transmit rings that name places of it.
+    holds: Vec<Hold>,
 }
 
 /// One packet, lent from the ring until [`Consumer::release`].
@@ -129,6 +133,7 @@ impl Consumer {
             is_over: false,
             flags: if merged { flags::OFFLOAD } else { 0 },
             shared: None,
+            holds: Vec::new(),
         }))
     }
 
@@ -156,6 +161,7 @@ impl Consumer {
             is_over: false,
             flags: u16::MAX,
             shared: None,
+            holds: Vec::new(),
         })
     }
 
@@ -224,13 +230,52 @@ impl Consumer {
     /// Gives the room of every packet taken so far back to the host. Once per batch.
     #[inline]
     pub fn release(&mut self) {
-        if self.released != self.tail {
+        if !self.holds.is_empty() {
+            return self.release_unposted();
+        }
+        let (tail, read) = (self.tail, self.read);
+        self.release_to(Mark { tail, read });
+    }
+
+    /// Where its record area lies: the first address, and its bytes.
+    pub fn area(&self) -> (usize, usize) {
+        let capacity = self.geometry.capacity;
+        let area = self.region.address(DATA_OFFSET, capacity);
+        (area.addr(), capacity as usize)
+    }
+
+    /// From now on what is [noted](Posts::note) there is held back until it was sent. Of a ring of packets.
+    pub fn hold_for(&mut self, posts: Arc<Posts>) {
+        // What was taken since may be posted yet.
+        let (tail, read) = (self.released, self.words.load_u64(READ, Ordering::Relaxed));
+        self.holds.push(Hold::new(posts, Mark { tail, read }));
+    }
+
+    /// As [`release`](Self::release), of what no transmit ring names any more.
+    #[inline(never)]
+    fn release_unposted(&mut self) {
+        let (tail, read) = (self.tail, self.read);
+        let now = Mark { tail, read };
+        let mut upto = now;
+        for hold in &mut self.holds {
+            let given = hold.release(now);
+            if reached(upto.tail, given.tail) {
+                upto = given;
+            }
+        }
+        self.holds.retain(|hold| !hold.is_done());
+        self.release_to(upto);
+    }
+
+    #[inline(always)]
+    fn release_to(&mut self, mark: Mark) {
+        if self.released != mark.tail {
             // Release: pairs with the Acquire in Producer::refresh_tail.
-            self.words.store_u64(TAIL, self.tail, Ordering::Release);
+            self.words.store_u64(TAIL, mark.tail, Ordering::Release);
             // Release: after `tail`, so that a reader that dies in between leaves a count that is
             // too low, which `arm` corrects; never one too high, which would sleep too long.
-            self.words.store_u64(READ, self.read, Ordering::Release);
-            self.released = self.tail;
+            self.words.store_u64(READ, mark.read, Ordering::Release);
+            self.released = mark.tail;
         }
     }
 

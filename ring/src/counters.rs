@@ -62,13 +62,14 @@ pub enum Unit {
 }
 
 /// Parts of a sum that daemons did not count at first.
-const NEWER: [&str; 14] = [
+const NEWER: [&str; 15] = [
     "send_dropped_station",
     "send_dropped_vlan",
     "send_dropped_network",
     "send_dropped_filter",
     "send_dropped_revoked",
     "send_dropped_offload",
+    "send_dropped_place",
     "in_dropped_vlan",
     "in_dropped_lock",
     "in_dropped_storm",

@@ -10,8 +10,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use crate::control::Segments;
 use crate::layout::{
-    ALIGN, DATA_OFFSET, Geometry, HEAD, Life, MAX_DELAY_US, PAD, PUBLISHED, READ, RECORD_HEADER,
-    SEND_LIFE, SEND_MAGIC, TAIL, WAKE_AT, WAKE_SEQ, flags, record_size,
+    ALIGN, DATA_OFFSET, Geometry, HEAD, Life, MAX_DELAY_US, PAD, PUBLISHED, Place, READ,
+    RECORD_HEADER, SEND_LIFE, SEND_MAGIC, TAIL, WAKE_AT, WAKE_SEQ, flags, header, record_size,
 };
 use crate::offload::{HEADER, Offload, PREFIX};
 use crate::producer::CreateError;
@@ -28,6 +28,18 @@ pub struct Intake {
     released: u64,
     taken: u64,
     wake_seq: u32,
+    /// [`flags::POSTED`], if records may be posted.
+    posted: u16,
+    /// The record areas in which they may name places, by number.
+    areas: Vec<Option<Area>>,
+}
+
+/// A record area that was lent.
+#[derive(Debug)]
+struct Area {
+    /// The port that reads the ring.
+    port: u32,
+    region: Region,
 }
 
 /// A frame that was taken: where it lies in the memory it was copied to.
@@ -43,6 +55,10 @@ pub struct Sent {
 
 /// The word of a record with its flags, in the lower half.
 const FLAGS: u64 = 24;
+/// Of a posted record: how many bytes lie at the place, where that is, and in which ring.
+const PLACE_LEN: u64 = 4;
+const PLACE_AT: u64 = 8;
+const PLACE_RING: u64 = 30;
 
 /// What the sender wrote is impossible; the port must be quarantined. The sender's fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +81,9 @@ pub enum SenderLied {
         /// Bytes published from the record on.
         available: u64,
     },
+    /// The place of a posted record. The record is passed and nothing of it is to be sent; the ring is as good as
+    /// before.
+    Place(Place),
 }
 
 impl Intake {
@@ -91,7 +110,45 @@ impl Intake {
             released: start,
             taken: start,
             wake_seq: 0,
+            posted: 0,
+            areas: Vec::new(),
         })
+    }
+
+    /// Takes posted records from now on, whose places are in these record areas, of its own port, and nowhere else. To be
+    /// called before the sender is told of the ring.
+    pub fn lend(&mut self, areas: impl IntoIterator<Item = Region>) {
+        self.lend_of(self.geometry.port, 0, areas);
+        self.posted = flags::POSTED;
+        let takes = u32::from(flags::POSTED);
+        self.region
+            .store_u32(header::TAKES, takes, Ordering::Release);
+    }
+
+    /// Places may be in these record areas of another port, too, whose rings have the numbers from `first` on. What had
+    /// one of them before comes back.
+    pub fn lend_of(
+        &mut self,
+        port: u32,
+        first: u16,
+        areas: impl IntoIterator<Item = Region>,
+    ) -> Vec<Region> {
+        let mut before = Vec::new();
+        for (number, region) in (usize::from(first)..).zip(areas) {
+            if number >= self.areas.len() {
+                self.areas.resize_with(number + 1, || None);
+            }
+            let old = self.areas[number].replace(Area { port, region });
+            before.extend(old.map(|old| old.region));
+        }
+        before
+    }
+
+    /// Nothing of that port may be named any more; its record areas come back.
+    pub fn withdraw(&mut self, port: u32) -> Vec<Region> {
+        let its = |area: &mut Option<Area>| area.take_if(|area| area.port == port);
+        let areas = self.areas.iter_mut().filter_map(its);
+        areas.map(|area| area.region).collect()
     }
 
     /// The geometry frozen at creation.
@@ -179,11 +236,52 @@ impl Intake {
         }
         let (at, len) = (DATA_OFFSET + offset, cap_len as usize);
         let flags = self.region.load_u32(at + FLAGS, Ordering::Relaxed) as u16;
-        let into = &mut place(len)[..len];
-        self.region.read(at + RECORD_HEADER, into);
         self.tail = self.tail.wrapping_add(skip + size);
         self.taken = self.taken.wrapping_add(1);
+        let into = match flags & self.posted {
+            0 => {
+                let into = &mut place(len)[..len];
+                self.region.read(at + RECORD_HEADER, into);
+                into
+            }
+            _ => self.copy_posted(at, cap_len, place)?,
+        };
         Ok(Some((into, flags)))
+    }
+
+    /// Copies the bytes of a posted record out, which begins at `at` with `cap_len` bytes of its own.
+    #[inline(never)]
+    fn copy_posted<'a>(
+        &self,
+        at: u64,
+        cap_len: u32,
+        place: impl FnOnce(usize) -> &'a mut [u8],
+    ) -> Result<&'a mut [u8], SenderLied> {
+        // The one load of each.
+        let named = Place {
+            ring: self.region.load_u16(at + PLACE_RING, Ordering::Relaxed),
+            at: self.region.load_u64(at + PLACE_AT, Ordering::Relaxed),
+            len: self.region.load_u32(at + PLACE_LEN, Ordering::Relaxed),
+        };
+        let len = u64::from(named.len);
+        let total = u64::from(cap_len) + len;
+        let area = self.areas.get(usize::from(named.ring));
+        let area = area.and_then(Option::as_ref).map(|area| &area.region);
+        let area = area.filter(|area| {
+            let last = area.len().checked_sub(len);
+            let fits = last.is_some_and(|last| named.at <= last);
+            fits && total <= u64::from(self.geometry.snaplen)
+        });
+        let Some(area) = area else {
+            return Err(SenderLied::Place(named));
+        };
+        let into = &mut place(total as usize)[..total as usize];
+        let (own, rest) = into.split_at_mut(cap_len as usize);
+        self.region.read(at + RECORD_HEADER, own);
+        // NB: another thread of the host may write there, if the sender has released what it posts: it sends other bytes
+        // that it was given, then.
+        area.read(named.at, rest);
+        Ok(into)
     }
 
     /// Whether the words that only the host writes are there; a sender can write over them, and can
@@ -305,6 +403,10 @@ impl std::fmt::Display for SenderLied {
             Self::Record { cap_len, available } => write!(
                 f,
                 "the sender's record of {cap_len} bytes is impossible with {available} published"
+            ),
+            Self::Place(Place { ring, at, len }) => write!(
+                f,
+                "the sender posts {len} bytes at {at} of ring {ring}, which it was not given"
             ),
         }
     }

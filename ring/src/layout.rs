@@ -82,6 +82,26 @@
 //! fields of its header mean nothing. If the port was opened with `segments` merged, the host takes
 //! `flags` too, once: with `OFFLOAD` the bytes begin as above. The host arms before its thread sleeps,
 //! for the first record, and the sender **kicks** it then.
+//!
+//! # Posted records
+//!
+//! If the port was opened with `posts` (1.2; [`header::TAKES`] says so), the host takes `flags` too, and a record of a
+//! transmit ring with [`flags::POSTED`] goes on elsewhere: behind its own bytes come those of a **place** in a ring
+//! from which the same port reads, so that what was received is sent on without being copied by its reader; or in one of
+//! another port of the same program, which it lent.
+//!
+//! ```text
+//! +0  u32 cap_len    bytes that follow here, 0 or more; they come first
+//! +4  u32 len        bytes at the place
+//! +8  u64 at         where they begin: bytes from the start of that ring's record area
+//! +30 u16 ring       which of the port's rings, or of those that were lent to it
+//! ```
+//!
+//! Both lengths together are no more than the transmit ring's `snaplen`. The host reads each of these fields once,
+//! checks its own copy against the record area, and copies the bytes out, once, as those of the record; all that it decides
+//! it decides by that copy. A place outside is refused, and nothing of that record is sent. A place may be any bytes of
+//! the area: all of it is what this reader was given. Whoever posts a place does not release it before the transmit
+//! ring's `tail` has passed the record that names it ([`Posts`](crate::Posts)); else other bytes of its own are sent.
 
 use crate::offload::Offload;
 
@@ -92,7 +112,7 @@ pub const SEND_MAGIC: u64 = u64::from_le_bytes(*b"VNPLSEND");
 /// Layout version a reader must know. A reader refuses any other.
 pub const VERSION_MAJOR: u16 = 1;
 /// Additions an old reader may ignore.
-pub const VERSION_MINOR: u16 = 1;
+pub const VERSION_MINOR: u16 = 2;
 
 /// Records start at multiples of this many bytes.
 pub const ALIGN: u64 = 8;
@@ -131,6 +151,9 @@ pub mod header {
     pub const PORT: u64 = 0x2c;
     /// `u32`: which of the port's rings this is (one per receive queue of the source).
     pub const QUEUE: u64 = 0x30;
+    /// `u32`, of a transmit ring: which [`flags`](super::flags) of its records mean something that
+    /// only hosts that say so know: [`POSTED`](super::flags::POSTED), or none.
+    pub const TAKES: u64 = 0x34;
     /// Bytes of the header.
     pub const SIZE: u64 = 0x40;
 }
@@ -180,6 +203,9 @@ pub mod flags {
     /// The frame is as its sender left it to a NIC: `Meta::offload` says what is still to be done, and
     /// the record's bytes begin with it (see the top of [`layout`](super)).
     pub const OFFLOAD: u16 = 1 << 6;
+    /// Of a record of a transmit ring: its bytes go on at a place in a ring that the port reads (see the
+    /// top of [`layout`](super)).
+    pub const POSTED: u16 = 1 << 7;
 }
 
 /// Where a ring is in its life. The host alone moves it: out of `Open` once, and from `Ended` or
@@ -232,6 +258,17 @@ pub struct Geometry {
     pub queue: u32,
 }
 
+/// Where the bytes of a posted record go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Which of the port's rings, or of those of other ports that were lent to it.
+    pub ring: u16,
+    /// Bytes from the start of that ring's record area.
+    pub at: u64,
+    /// How many bytes.
+    pub len: u32,
+}
+
 /// Everything a record says besides its bytes. `cap_len` is the length of the bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Meta {
@@ -274,7 +311,7 @@ pub(crate) const fn reached(count: u64, goal: u64) -> bool {
 
 // The specification, checked: lines do not share a 128-byte pair of cache lines between writers.
 const _: () = {
-    assert!(header::SIZE <= HEAD);
+    assert!(header::SIZE <= HEAD && header::TAKES + 4 <= header::SIZE);
     assert!(HEAD / 128 != TAIL / 128 && TAIL / 128 != WAKE_AT / 128);
     assert!(HEAD.is_multiple_of(128) && TAIL.is_multiple_of(128) && WAKE_AT.is_multiple_of(128));
     assert!(LIFE + 8 <= TAIL && READ + 8 <= WAKE_AT && MAX_DELAY_US + 4 <= SEND_LIFE);

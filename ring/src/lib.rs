@@ -36,13 +36,15 @@
 //! Trust is asymmetric. The reader trusts the host. The host trusts nothing the reader can write:
 //! it keeps its own indices, froze the geometry when it created the ring, and takes one word from
 //! the reader, `tail`, as a distance that must not exceed the capacity ([`PeerLied`]). From a ring
-//! that transmits ([`Intake`]) it copies each frame once before anything looks at it.
+//! that transmits ([`Intake`]) it copies each frame once before anything looks at it; the frame may lie, in part, where the
+//! same reader received it ([`posted`]).
 
 pub mod arena;
 pub mod direct;
 pub mod layout;
 pub mod news;
 pub mod offload;
+pub mod posted;
 
 mod region;
 
@@ -61,6 +63,7 @@ pub mod units;
 pub use arena::{Arena, ArenaGeometry, ArenaReader, BufferGeometry, Buffers, Placed};
 pub use consumer::{AttachError, Batch, Consumer, Corrupt, Look, Packet, Wait};
 pub use intake::{Intake, SenderLied, Sent};
+pub use posted::Posts;
 pub use producer::{Bell, CreateError, Ground, PeerLied, Producer, Slot};
 pub use region::Region;
 

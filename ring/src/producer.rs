@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering;
 use crate::consumer::AttachError;
 use crate::layout::{
     ALIGN, ATTACHED, DATA_OFFSET, Geometry, HEAD, LIFE, Life, MAGIC, MAX_CAPACITY, MIN_CAPACITY,
-    Meta, PAD, PUBLISHED, RECORD_HEADER, SEND_LIFE, SEND_MAGIC, TAIL, WAKE_SEQ, flags, header,
-    record_size,
+    Meta, PAD, PUBLISHED, Place, RECORD_HEADER, SEND_LIFE, SEND_MAGIC, TAIL, WAKE_SEQ, flags,
+    header, record_size,
 };
 use crate::offload::{self, PREFIX};
 use crate::region::Region;
@@ -181,6 +181,23 @@ impl Producer {
         (self.region.load_u64(header::MAJOR, Ordering::Relaxed) >> 16) as u16 >= 1
     }
 
+    /// Whether who made this transmit ring takes posted records.
+    pub fn takes_posted(&self) -> bool {
+        let takes = self.region.load_u32(header::TAKES, Ordering::Relaxed);
+        takes & u32::from(flags::POSTED) != 0
+    }
+
+    /// Bytes written since the ring was made, published or not.
+    #[inline]
+    pub fn position(&self) -> u64 {
+        self.head
+    }
+
+    /// The memory of the ring.
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
     /// Records this ring lost because it was full.
     pub fn dropped(&self) -> u64 {
         self.dropped
@@ -324,6 +341,27 @@ impl Producer {
         let rest_at = at + RECORD_HEADER + head.len() as u64;
         self.region.write(rest_at, rest);
         self.filled(at, slot.cap_len);
+        Ok(true)
+    }
+
+    /// As [`push`](Self::push), of a transmit ring [that takes such records](Self::takes_posted): of the record's bytes
+    /// `head` come first, and the rest is what lies at `place`, which is not looked at here.
+    ///
+    /// # Errors
+    /// [`PeerLied`] as [`reserve`](Self::reserve).
+    #[inline]
+    pub fn push_posted(&mut self, flags: u16, head: &[u8], place: Place) -> Result<bool, PeerLied> {
+        let Some(slot) = self.reserve(head.len() as u32)? else {
+            return Ok(false);
+        };
+        let meta = Meta {
+            ts_ns: place.at,
+            wire_len: place.len,
+            flags: flags | flags::POSTED,
+            queue: place.ring,
+            ..Meta::default()
+        };
+        self.fill(slot, &meta, head);
         Ok(true)
     }
 

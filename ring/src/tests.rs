@@ -7,6 +7,7 @@ mod group;
 mod hostile;
 mod model;
 mod offload;
+mod posted;
 mod send;
 mod sleep;
 mod threads;

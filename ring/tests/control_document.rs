@@ -33,6 +33,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         joins: false,
         place: 0,
         program: String::new(),
+        posts: false,
     };
     let opened = Opened {
         port: 4,

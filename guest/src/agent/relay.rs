@@ -86,6 +86,7 @@ impl Agent {
             | Message::Open(_)
             | Message::Filter { .. }
             | Message::Tune { .. }
+            | Message::Lend { .. }
             | Message::AddRules { .. }
             | Message::RemoveRule { .. }
             | Message::RuleDefault { .. }

@@ -48,7 +48,7 @@ pub(crate) struct COptions {
     pub(super) group: *const c_char,
     pub(super) arena_bytes: u64,
     pub(super) segments: u32,
-    pub(super) reserved: u32,
+    pub(super) posts: u32,
     pub(super) twin: *const c_char,
 }
 
@@ -143,8 +143,10 @@ pub(super) unsafe fn read_options(given: *const COptions) -> Result<PortOptions,
         .arena_bytes(options.arena_bytes)
         .direction(direction(options.direction)?)
         .segments(segments(options.segments)?);
-    if options.reserved != 0 {
-        return Err(Error::Invalid("options.reserved: use vnplug_options_init"));
+    match options.posts {
+        0 => {}
+        1 => port = port.posts(),
+        _ => return Err(Error::Invalid("options.posts: 0 or 1")),
     }
     if !options.program.is_null() {
         if filter.is_some() {

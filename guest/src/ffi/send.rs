@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::CPort;
 use super::error::{E_INVALID, guarded, number, tell};
 use super::options::{COptions, read_options};
+use crate::Error;
 
 /// See `vnplug.h`.
 ///
@@ -31,6 +32,66 @@ pub(crate) unsafe extern "C" fn vnplug_push(
     let frame = unsafe { std::slice::from_raw_parts(frame, len) };
     let pushed = handle.attempt(|port| port.present_outbox()?.push(frame));
     pushed.map_or_else(|status| status, c_int::from)
+}
+
+/// See `vnplug.h`.
+///
+/// # Safety
+/// As [`vnplug_push`], for `head` with `head_len` and `rest` with `rest_len`; each may be null if its length
+/// is 0.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn vnplug_forward(
+    port: *mut CPort,
+    head: *const u8,
+    head_len: usize,
+    rest: *const u8,
+    rest_len: usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let Some(handle) = (unsafe { port.as_ref() }) else {
+        return E_INVALID;
+    };
+    // SAFETY: the caller's promise; what this port has lent stays where it is, as in `vnplug_push`.
+    let (Some(head), Some(rest)) = (unsafe { (bytes(head, head_len), bytes(rest, rest_len)) })
+    else {
+        return E_INVALID;
+    };
+    let pushed = handle.attempt(|port| port.present_outbox()?.forward(head, rest));
+    pushed.map_or_else(|status| status, c_int::from)
+}
+
+/// See `vnplug.h`.
+///
+/// # Safety
+/// Both are null or open, and neither is in use by another thread.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn vnplug_lend(from: *mut CPort, to: *mut CPort) -> c_int {
+    // SAFETY: the caller's promise.
+    let (Some(lender), Some(sender)) = (unsafe { (from.as_ref(), to.as_ref()) }) else {
+        return E_INVALID;
+    };
+    if from == to {
+        return E_INVALID;
+    }
+    lender.status(|lender| {
+        // They are two ports, each used by nobody else.
+        let lent = sender.attempt(|sender| Ok(lender.lend_to(sender)));
+        lent.unwrap_or(Err(Error::Invalid("the port that sends failed")))
+    })
+}
+
+/// Bytes that may be none; `None` if there cannot be such.
+///
+/// # Safety
+/// `from` is null or points to `len` bytes that do not change while the slice lives.
+unsafe fn bytes<'a>(from: *const u8, len: usize) -> Option<&'a [u8]> {
+    match (from.is_null(), len) {
+        (_, 0) => Some(&[]),
+        (true, _) => None,
+        (false, len) if len > isize::MAX as usize => None,
+        // SAFETY: the caller's promise.
+        (false, len) => Some(unsafe { std::slice::from_raw_parts(from, len) }),
+    }
 }
 
 /// See `vnplug.h`.

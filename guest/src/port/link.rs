@@ -107,7 +107,7 @@ impl Link {
             None => None,
         };
         let rings = (0..opened.rings.len()).map(|at| attach(&region, commons.as_ref(), opened, at));
-        let rings = rings.collect::<Result<Vec<_>, _>>()?;
+        let mut rings = rings.collect::<Result<Vec<_>, _>>()?;
         if rings.is_empty() {
             return Err(Error::Protocol("a port without a ring".into()));
         }
@@ -118,7 +118,11 @@ impl Link {
                     Error::Protocol(format!("a ring at {} lies outside", place.offset))
                 })?;
                 let ring = Producer::attach(part).map_err(Error::Ring)?;
-                Some(Outbox::new(ring, kick, options.request.segments))
+                let mut outbox = Outbox::new(ring, kick, options.request.segments);
+                if options.request.posts {
+                    outbox.post_from(0, &mut rings)?;
+                }
+                Some(outbox)
             }
             None if options.request.transmit_bytes > 0 => {
                 let what = "the daemon or agent is too old to send: update it";

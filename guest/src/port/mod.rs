@@ -17,6 +17,7 @@ mod bundle;
 mod direct;
 mod link;
 mod phase;
+mod posts;
 mod rules;
 mod send;
 mod settle;
@@ -156,6 +157,10 @@ impl Port {
 
     /// Opens a port that is waited for by `watch`.
     fn open_with(options: PortOptions, watch: Watch) -> Result<Self, Error> {
+        if options.direct && options.request.posts {
+            // What members hand each other the host does not see.
+            return Err(Error::Invalid("direct mode posts nothing"));
+        }
         let rules = Kept::default();
         let (link, rings) = Link::open(&options, &rules, false, ANSWER_LIMIT, watch.seat())?;
         let mut port = Self {
@@ -290,6 +295,7 @@ impl Port {
         if self.has_news_of_members() {
             self.look_after_members();
         }
+        self.flush_posted();
         for ring in &mut self.rings {
             ring.release();
         }
@@ -443,6 +449,7 @@ impl Port {
             return false;
         }
         let count = self.rings.len();
+        self.flush_posted();
         if let Some(ring) = self.rings.get_mut(self.current) {
             ring.release();
         }
@@ -455,6 +462,14 @@ impl Port {
             }
         }
         false
+    }
+
+    /// What was posted of packets whose loan is over leaves: else nobody might flush before there is room for more.
+    #[inline]
+    fn flush_posted(&mut self) {
+        if let Some(outbox) = &mut self.outbox {
+            outbox.flush_posted();
+        }
     }
 
     /// Takes the packet that `seek` found.

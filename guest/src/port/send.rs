@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use vnplug_ring::control::Segments;
-use vnplug_ring::layout::{Life, Meta, RECORD_HEADER, flags};
-use vnplug_ring::offload::{Offload, PREFIX, record_prefix};
-use vnplug_ring::{Bell, PeerLied, Producer};
+use vnplug_ring::layout::{Life, Meta, Place, RECORD_HEADER, flags};
+use vnplug_ring::offload::{HEADER, Offload, PREFIX, record_prefix};
+use vnplug_ring::{Bell, Consumer, PeerLied, Producer};
 
 use super::phase::{Phase, Standing};
+use super::posts::Postable;
 use super::ways::{Handed, Ways};
 use super::{Batch, Port};
 use crate::error::Error;
@@ -25,8 +26,15 @@ pub struct Outbox {
     ring: Producer,
     kick: OwnedFd,
     pushed: u64,
+    posted: u64,
     /// Frames may be left to be cut or summed.
     merged: bool,
+    /// Rings whose packets may be sent from where they lie.
+    postable: Postable,
+    /// Something was posted since the last flush.
+    is_unflushed: bool,
+    /// A frame that is put together.
+    joined: Vec<u8>,
     /// To the other members of a trust group.
     pub(super) ways: Option<Box<Ways>>,
 }
@@ -38,8 +46,28 @@ impl Outbox {
             ring,
             kick,
             pushed: 0,
+            posted: 0,
+            postable: Postable::default(),
+            is_unflushed: false,
+            joined: Vec::new(),
             ways: None,
         }
+    }
+
+    /// What is received by these rings may be sent from where it lies; they have the numbers from `first` on.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`]: the daemon or agent does not know that.
+    pub(super) fn post_from(&mut self, first: usize, rings: &mut [Consumer]) -> Result<(), Error> {
+        if !self.ring.takes_posted() {
+            return Err(Error::Protocol(TOO_OLD.into()));
+        }
+        self.postable.add(first, rings, &self.ring);
+        Ok(())
+    }
+
+    pub(super) fn postable(&self) -> &Postable {
+        &self.postable
     }
 
     /// Writes a frame, Ethernet header included, FCS excluded; it leaves with the next
@@ -67,7 +95,7 @@ impl Outbox {
         };
         let before = record_prefix(flags);
         if frame.len() > self.max_frame() {
-            return Err(Error::Invalid("a frame longer than the port can send"));
+            return Err(TOO_LONG);
         }
         let len = frame.len() as u32;
         let meta = Meta {
@@ -94,12 +122,116 @@ impl Outbox {
         Ok(pushed)
     }
 
+    /// Sends on what was received: as [`push`](Self::push), of a frame that is `head`, the headers that were rewritten, and
+    /// then `rest`. If the port was opened with [`PortOptions::posts`](crate::PortOptions::posts) and `rest` is a packet that
+    /// it has lent, or a part of one, the host is told where it lies, and takes it from there: it is not copied here, and its
+    /// room goes back to the host when it was sent, even if the port releases it before. Any other `rest` is copied.
+    ///
+    /// Frames that lie where they were received leave with the next [`flush`](Self::flush), or when the port takes more
+    /// packets. If the port is reopened or revoked, what the host did not take is lost as any frame in the transmit ring.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push), for both together.
+    #[inline]
+    pub fn forward(&mut self, head: &[u8], rest: &[u8]) -> Result<bool, Error> {
+        self.forward_offloaded(head, rest, &Offload::default())
+    }
+
+    /// As [`forward`](Self::forward), of a frame that is still to be cut or summed as `offload` says, as
+    /// [`push_offloaded`](Self::push_offloaded): a super-frame that was received, with its `meta.offload`.
+    ///
+    /// # Errors
+    /// As [`push_offloaded`](Self::push_offloaded), for both together.
+    #[inline]
+    pub fn forward_offloaded(
+        &mut self,
+        head: &[u8],
+        rest: &[u8],
+        offload: &Offload,
+    ) -> Result<bool, Error> {
+        match self.postable.find(rest) {
+            Some((place, ring)) => self.post(head, (place, ring), offload),
+            None => self.join(head, rest, offload),
+        }
+    }
+
+    /// Writes a posted frame.
+    fn post(
+        &mut self,
+        head: &[u8],
+        (place, ring): (Place, usize),
+        offload: &Offload,
+    ) -> Result<bool, Error> {
+        if head.len() + place.len as usize > self.max_frame() {
+            return Err(TOO_LONG);
+        }
+        let mut prefixed = [0; PREFIX + LONGEST_HEAD];
+        let (flags, own) = match offload.is_due() {
+            false => (0, head),
+            true if !self.merged => return Err(Error::Invalid(NOT_MERGED)),
+            true => {
+                let Some(room) = prefixed.get_mut(PREFIX..PREFIX + head.len()) else {
+                    return Err(Error::Invalid("more than 256 bytes before what is posted"));
+                };
+                room.copy_from_slice(head);
+                prefixed[PREFIX - HEADER..PREFIX].copy_from_slice(&offload.to_header(head));
+                (flags::OFFLOAD, &prefixed[..PREFIX + head.len()])
+            }
+        };
+        let has_room = self.ring.has_room(own.len() as u32).map_err(nonsense)?;
+        if !has_room || !self.ring.push_posted(flags, own, place).map_err(nonsense)? {
+            return Ok(false);
+        }
+        self.postable.note(ring, self.ring.position());
+        self.is_unflushed = true;
+        self.pushed += 1;
+        self.posted += 1;
+        Ok(true)
+    }
+
+    /// Writes a frame that is put together here: in the ring, unless somebody looks at it first.
+    fn join(&mut self, head: &[u8], rest: &[u8], offload: &Offload) -> Result<bool, Error> {
+        if head.is_empty() {
+            return self.push_offloaded(rest, offload);
+        }
+        let len = head.len() + rest.len();
+        if len > self.max_frame() {
+            return Err(TOO_LONG);
+        }
+        if self.ways.is_none() && !offload.is_due() {
+            let meta = Meta {
+                wire_len: len as u32,
+                ..Meta::default()
+            };
+            let has_room = self.ring.has_room(len as u32).map_err(nonsense)?;
+            let pushed = has_room && self.ring.push_parts(&meta, head, rest).map_err(nonsense)?;
+            self.pushed += u64::from(pushed);
+            return Ok(pushed);
+        }
+        let mut joined = std::mem::take(&mut self.joined);
+        joined.clear();
+        joined.extend_from_slice(head);
+        joined.extend_from_slice(rest);
+        let pushed = self.push_offloaded(&joined, offload);
+        self.joined = joined;
+        pushed
+    }
+
+    /// What was posted leaves, for the loans that it names are over.
+    #[inline]
+    pub(super) fn flush_posted(&mut self) {
+        if self.is_unflushed {
+            self.flush();
+        }
+    }
+
     /// Hands what was written to the host: once per batch. A system call only if the host sleeps.
     #[inline]
     pub fn flush(&mut self) {
         if let Some(ways) = &mut self.ways {
             ways.flush();
         }
+        self.is_unflushed = false;
         self.ring.publish();
         if self.ring.bell(0) == Bell::Ring {
             self.kick();
@@ -115,6 +247,11 @@ impl Outbox {
     /// Frames written since the port was opened (or reopened).
     pub fn pushed(&self) -> u64 {
         self.pushed
+    }
+
+    /// Those of them that lie where they were received.
+    pub fn posted(&self) -> u64 {
+        self.posted
     }
 
     /// Bytes of the ring that the host has not taken yet.
@@ -139,6 +276,11 @@ impl Outbox {
     }
 }
 
+const TOO_LONG: Error = Error::Invalid("a frame longer than the port can send");
+const TOO_OLD: &str = "the daemon or agent is too old to send what was received from where it lies: update it, or open the \
+                       port without `posts`";
+/// Bytes that a program may put before what it posts of a frame that is still to be cut.
+const LONGEST_HEAD: usize = 256;
 const NOT_MERGED: &str =
     "a frame to be cut or summed: open the port with segments merged, of a daemon that knows it";
 

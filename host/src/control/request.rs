@@ -118,6 +118,14 @@ impl Control {
                 let step = owned.map(|()| self.hub.tune(port, tuning));
                 self.carry_on(whom, step)
             }
+            Message::Lend { port, to, first } => {
+                self.sessions.charge(whom.token, ASKS_QUEUES);
+                // Of this application, on this connection: nobody has another's packets sent.
+                let owned = self.sessions.owned(whom, port);
+                let owned = owned.and_then(|()| self.sessions.owned(whom, to));
+                let step = owned.and_then(|()| self.hub.lend_port(port, to, first));
+                self.carry_on(whom, step)
+            }
             Message::Direct(request) => {
                 let session = self.sessions.get_mut(whom.token);
                 let home = session.and_then(|session| session.gift.take());

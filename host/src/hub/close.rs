@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
+use vnplug_ring::Region;
 use vnplug_ring::layout::Life;
 
 use super::{Charge, Closed, Hub, Owed, Peer, PortRecord, Remains};
@@ -19,6 +20,8 @@ pub(crate) struct Closing {
     id: u32,
     record: PortRecord,
     sender: Option<Owed<Option<Box<Sender>>>>,
+    /// What others could post of it.
+    withdrawn: Vec<Owed<Vec<Region>>>,
     /// Of its queues.
     pub(super) queues: Vec<Owed<Option<Box<Port>>>>,
     /// Its memory, until it is freed.
@@ -35,6 +38,8 @@ impl Closing {
     pub(crate) fn is_over(&mut self, until: Instant) -> bool {
         let queues = self.queues.iter_mut().map(|owed| owed.is_certain(until));
         let queues = queues.fold(true, |all, over| all & over);
+        let areas = self.withdrawn.iter_mut();
+        let queues = areas.fold(queues, |all, owed| all & owed.is_certain(until));
         let sender = self.sender.as_mut();
         queues & sender.is_none_or(|owed| owed.is_certain(until))
     }
@@ -42,7 +47,8 @@ impl Closing {
     /// Whether a thread that is stalled has to answer.
     pub(crate) fn is_stalled(&self) -> bool {
         let sender = self.sender.as_ref();
-        self.queues.iter().any(Owed::is_stalled) || sender.is_some_and(Owed::is_stalled)
+        let areas = self.withdrawn.iter().any(Owed::is_stalled);
+        areas || self.queues.iter().any(Owed::is_stalled) || sender.is_some_and(Owed::is_stalled)
     }
 }
 
@@ -72,6 +78,7 @@ impl Hub {
         Some(Closing {
             id,
             sender,
+            withdrawn: self.withdraw(id, &record.lent_to),
             charge,
             queues: record.queues.iter().map(detach).collect(),
             record,
@@ -84,6 +91,7 @@ impl Hub {
             id,
             mut record,
             sender,
+            withdrawn,
             queues,
             mut charge,
         } = closing;
@@ -93,6 +101,10 @@ impl Hub {
         let is_lost = heard.iter().any(Result::is_err) || sent.as_ref().is_some_and(Result::is_err);
         let ports: Vec<Box<Port>> = heard.into_iter().filter_map(Result::ok).flatten().collect();
         let sender = sent.and_then(Result::ok).flatten();
+        // A thread that is gone reads nothing any more.
+        let areas = withdrawn.into_iter().map(Owed::take);
+        let areas = areas.filter_map(Result::ok).flatten();
+        let areas = areas.chain(std::mem::take(&mut record.areas)).collect();
         let mut counters = PortCounters::default();
         ports.iter().for_each(|port| counters.add(&port.counters));
         self.sources[record.source].closing -= 1;
@@ -121,6 +133,7 @@ impl Hub {
             remains: Remains {
                 _ports: ports,
                 _sender: sender,
+                _areas: areas,
                 charge,
             },
         }

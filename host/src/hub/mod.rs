@@ -33,12 +33,13 @@ pub(crate) mod switch;
 pub mod terms;
 pub(crate) mod twin;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use vnplug_ring::Region;
 use vnplug_ring::control::{HOST_PREFIX, Message, RingPlace, Tuning, code};
 
 use vnplug_filter::ebpf::Wanted;
@@ -180,6 +181,10 @@ pub struct PortRecord {
     pub transmit: u64,
     /// Mappings of its memory; 0 in a VM's pool.
     mappings: u64,
+    /// The record areas in which it posts, or others do to which it is lent.
+    areas: Vec<Region>,
+    /// Ports to which it is lent.
+    lent_to: BTreeSet<u32>,
     /// How fast its rings fill.
     pace: pace::Pace,
 }
@@ -208,6 +213,7 @@ pub struct Remains {
     #[expect(clippy::vec_box, reason = "kept as the threads hand them over")]
     _ports: Vec<Box<Port>>,
     _sender: Option<Box<Sender>>,
+    _areas: Vec<Region>,
     /// Dropped after what it is for.
     charge: Charge,
 }

@@ -1,6 +1,6 @@
 //! Opening a port: its [`plan`](super::plan), its memory, and telling the source's threads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -73,12 +73,13 @@ impl Hub {
         };
         let has_board = bell.as_ref().is_some_and(SharedBell::has_board);
         let producers = ground.lay(&plan, id, link_type)?;
+        let areas = Self::areas(&plan, &ground, request)?;
         let mut sender = self.sender(
             &plan,
             &mut ground,
             &owner,
             (handle, link_type),
-            request.segments,
+            (request, &areas),
         )?;
         if let Some(sender) = &mut sender {
             let terms = programs.granted.terms.parse::<SendTerms>();
@@ -136,6 +137,7 @@ impl Hub {
         }
         let mut record = record(plan, request, programs, (owner, number), place);
         record.member = member;
+        record.areas = areas;
         record.only = only;
         self.reads(&record, true);
         let source = record.source;
@@ -253,6 +255,8 @@ fn record(
         capacity: plan.capacity,
         transmit: plan.transmit,
         mappings,
+        areas: Vec::new(),
+        lent_to: BTreeSet::new(),
         pace: Pace::new(),
     }
 }

@@ -3,17 +3,17 @@
 //! A port has one transmit ring, however many queues it reads, served by the thread of the first of
 //! them: frames leave in the order in which they were written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use vnplug_ring::Intake;
-use vnplug_ring::control::{Open, Segments, code};
-use vnplug_ring::layout::{Geometry, MAX_CAPACITY, MIN_CAPACITY};
+use vnplug_ring::control::{Open, RingPlace, Segments, code};
+use vnplug_ring::layout::{DATA_OFFSET, Geometry, MAX_CAPACITY, MIN_CAPACITY};
+use vnplug_ring::{Intake, Region};
 
 use super::ground::Ground;
 use super::open::{fresh_epoch, no_memory};
 use super::plan::{PortPlan, longest_record};
-use super::{Hub, Owed, Peer, Refusal};
+use super::{Hub, Owed, Peer, PortRecord, Refusal, Step};
 use vnplug_os::closer::PeerFd;
 use vnplug_os::socket;
 use vnplug_path::batch::Handle;
@@ -25,10 +25,22 @@ pub(super) const MAX_SEND: u32 = 16 << 10;
 /// The same where super-frames are taken: 64 KiB, Ethernet header, tags and what comes before.
 const MAX_SEND_MERGED: u32 = 66 << 10;
 
+/// Why what a port received cannot be posted.
+const POSTS: &str =
+    "what a member of a group receives is not posted: others' packets lie in the same memory";
+/// Why it cannot be by that port.
+const NO_POSTS: &str =
+    "both ports are to be opened with `posts`, and the one that sends with a transmit ring";
+/// Rings that one transmit ring's records may name.
+const MAX_LENT: usize = 256;
+
 impl Hub {
     /// Bytes of the record area of the transmit ring that a request wants; 0 = none.
     pub(super) fn transmit_capacity(&self, request: &Open) -> Result<u64, Refusal> {
         let wanted = request.transmit_bytes;
+        if request.posts && !request.group.is_empty() {
+            return Err(Refusal::new(code::INVALID, POSTS));
+        }
         if wanted == 0 {
             return Ok(0);
         }
@@ -56,12 +68,12 @@ impl Hub {
         ground: &mut Ground<'_>,
         owner: &Peer,
         (handle, link_type): (Handle, u32),
-        segments: Segments,
+        (request, areas): (&Open, &[Region]),
     ) -> Result<Option<Box<Sender>>, Refusal> {
         if plan.transmit == 0 {
             return Ok(None);
         }
-        let longest = match segments {
+        let longest = match request.segments {
             Segments::Wire => MAX_SEND,
             Segments::Merged => MAX_SEND_MERGED,
         };
@@ -73,8 +85,11 @@ impl Hub {
             port: handle.port,
             queue: plan.queues[0] as u32,
         };
-        let intake = Intake::create(ground.part(ground.transmit)?, geometry)
+        let mut intake = Intake::create(ground.part(ground.transmit)?, geometry)
             .map_err(|error| Refusal::new(code::INVALID, error.to_string()))?;
+        if request.posts {
+            intake.lend(areas.iter().cloned());
+        }
         let mut kicks = None;
         if ground.is_own() {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -87,8 +102,66 @@ impl Hub {
         }
         let mut sender = Sender::new(handle.port, intake, kicks, ground.holes.take());
         sender.handle = handle;
-        sender.segments = segments;
+        sender.segments = request.segments;
         Ok(Some(Box::new(sender)))
+    }
+
+    /// The record areas in which a port posts, or others do to which it is lent: memory that it maps, so that it could
+    /// have copied from there as well.
+    pub(super) fn areas(
+        plan: &PortPlan,
+        ground: &Ground<'_>,
+        request: &Open,
+    ) -> Result<Vec<Region>, Refusal> {
+        let rings = ground.rings.iter().filter(|_| request.posts);
+        let area = |ring: &RingPlace| {
+            ground.part(RingPlace {
+                offset: ring.offset + DATA_OFFSET,
+                len: plan.capacity,
+            })
+        };
+        rings.map(area).collect()
+    }
+
+    /// What `port` receives may be posted by `to`, where its first ring has that number. Both are of one
+    /// application.
+    pub(crate) fn lend_port(&mut self, port: u32, to: u32, first: u16) -> Result<Step, Refusal> {
+        let refusal = || Refusal::new(code::INVALID, NO_POSTS);
+        let (lender, sends) = match (self.ports.get(&port), self.ports.get(&to)) {
+            (Some(lender), Some(sends)) if port != to => (lender, sends),
+            _ => return Err(refusal()),
+        };
+        let areas = lender.areas.clone();
+        if areas.is_empty() || sends.areas.is_empty() || sends.transmit == 0 {
+            return Err(refusal());
+        }
+        let numbers = usize::from(first)..usize::from(first) + areas.len();
+        if numbers.start < sends.areas.len() || numbers.end > MAX_LENT {
+            let what = format!(
+                "numbers from {} up to {MAX_LENT} are free",
+                sends.areas.len()
+            );
+            return Err(Refusal::new(code::INVALID, what));
+        }
+        let line = self.sources[sends.source].workers[sends.queues[0]].line();
+        if let Some(lender) = self.ports.get_mut(&port) {
+            lender.lent_to.insert(to);
+        }
+        let lent = (port, first, areas);
+        let owed = Owed::ask(line, |reply| Command::Lend(to, lent, reply));
+        Ok(Step::after(vec![owed], |_, heard| Step::done_if(heard)))
+    }
+
+    /// Tells the threads of those to which a port is lent that it is over.
+    pub(super) fn withdraw(&self, port: u32, lent_to: &BTreeSet<u32>) -> Vec<Owed<Vec<Region>>> {
+        let there = lent_to
+            .iter()
+            .filter_map(|to| Some((*to, self.ports.get(to)?)));
+        let withdraw = |(to, record): (u32, &PortRecord)| {
+            let line = self.sources[record.source].workers[record.queues[0]].line();
+            Owed::ask(line, |reply| Command::Withdraw(to, port, reply))
+        };
+        there.map(withdraw).collect()
     }
 
     /// Ends a port's transmit ring. Until the thread has answered it may still read there.

@@ -54,6 +54,7 @@ pub(crate) fn request(device: &str, cluster: &str) -> Open {
         joins: false,
         place: 0,
         program: String::new(),
+        posts: false,
     }
 }
 

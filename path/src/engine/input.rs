@@ -331,6 +331,10 @@ impl Input {
                     let old = self.senders.set_terms(id, terms, now_us);
                     tell(&reply, old);
                 }
+                Command::Lend(id, lent, reply) => tell(&reply, self.senders.lend(id, lent)),
+                Command::Withdraw(id, port, reply) => {
+                    tell(&reply, self.senders.withdraw(id, port));
+                }
                 Command::Tune(id, tuning, reply) => {
                     self.fanout.tune(id, tuning);
                     tell(&reply, ());

@@ -28,6 +28,7 @@ mod worker;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use vnplug_ring::Region;
 use vnplug_ring::control::Tuning;
 use vnplug_ring::layout::Life;
 
@@ -62,6 +63,12 @@ pub enum Command {
     Revoke(u32, Option<Arc<Program>>, bool, Sender<()>),
     /// Send for a port on these terms from now on. The old ones are handed back.
     Terms(u32, Arc<Terms>, Sender<Arc<Terms>>),
+    /// What the port of the first number sends may be posted in these record areas of another port, too, whose first has that
+    /// number there. What had these numbers before is handed back.
+    Lend(u32, (u32, u16, Vec<Region>), Sender<Vec<Region>>),
+    /// No port that sends here may post what this one received any more; of the port of the first number, its record areas
+    /// are handed back.
+    Withdraw(u32, u32, Sender<Vec<Region>>),
     /// Use this tuning of a port from the next batch on.
     Tune(u32, Tuning, Sender<()>),
     /// Make the kernel drop what this filter rejects, as long as its generation lasts.

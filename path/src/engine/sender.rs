@@ -10,7 +10,7 @@ use std::sync::Arc;
 use vnplug_ring::control::Segments;
 use vnplug_ring::layout::{Life, RECORD_HEADER};
 use vnplug_ring::offload::Offload;
-use vnplug_ring::{Intake, SenderLied};
+use vnplug_ring::{Intake, Region, SenderLied};
 
 use super::terms::{Refused, Terms};
 use crate::batch::Handle;
@@ -90,6 +90,8 @@ pub struct SendCounters {
     pub dropped_link: u64,
     /// Dropped: what was left to do did not fit the frame.
     pub dropped_offload: u64,
+    /// Dropped: they were to go on at a place that the sender was not given.
+    pub dropped_place: u64,
     /// Dropped: the source cannot send.
     pub dropped_unsupported: u64,
     /// Dropped: they waited when sending was revoked. Only how many they were was looked at.
@@ -116,6 +118,7 @@ impl SendCounters {
         self.dropped_length += other.dropped_length;
         self.dropped_link += other.dropped_link;
         self.dropped_offload += other.dropped_offload;
+        self.dropped_place += other.dropped_place;
         self.dropped_unsupported += other.dropped_unsupported;
         self.dropped_revoked += other.dropped_revoked;
         self.dropped_station += other.dropped_station;
@@ -133,7 +136,7 @@ impl SendCounters {
     }
 
     /// The counters with their public names.
-    pub fn named(&self) -> [(String, u64); 14] {
+    pub fn named(&self) -> [(String, u64); 15] {
         [
             ("send_taken".into(), self.taken + self.cut),
             ("send_cut".into(), self.cut),
@@ -143,6 +146,7 @@ impl SendCounters {
             ("send_dropped_length".into(), self.dropped_length),
             ("send_dropped_link".into(), self.dropped_link),
             ("send_dropped_offload".into(), self.dropped_offload),
+            ("send_dropped_place".into(), self.dropped_place),
             ("send_dropped_unsupported".into(), self.dropped_unsupported),
             ("send_dropped_revoked".into(), self.dropped_revoked),
             ("send_dropped_station".into(), self.dropped_station),
@@ -159,6 +163,7 @@ impl SendCounters {
             + self.dropped_length
             + self.dropped_link
             + self.dropped_offload
+            + self.dropped_place
             + self.dropped_unsupported
             + self.dropped_revoked
             + self.dropped_station
@@ -287,9 +292,16 @@ impl Sender {
                 let place = there.place(len);
                 *placed = place.is_some();
                 place.unwrap_or(own)
-            })?;
-            let Some((copied, sent)) = taken else {
-                break;
+            });
+            let (copied, sent) = match taken {
+                Ok(Some(taken)) => taken,
+                Ok(None) => break,
+                Err(SenderLied::Place(_)) => {
+                    self.counters.taken += 1;
+                    self.counters.dropped_place += 1;
+                    continue;
+                }
+                Err(lie) => return Err(lie),
             };
             // Nobody but us can change it there either: what is judged is what is sent.
             let frame = &copied[sent.start..sent.end];
@@ -399,6 +411,17 @@ impl Sender {
         self.bucket = terms.bucket(now_us);
         self.held_us = None;
         std::mem::replace(&mut self.terms, terms)
+    }
+
+    /// Its frames may be posted in these record areas of another port, too; what had their numbers before is for the
+    /// caller to free.
+    pub(super) fn lend(&mut self, port: u32, first: u16, areas: Vec<Region>) -> Vec<Region> {
+        self.intake.lend_of(port, first, areas)
+    }
+
+    /// Nothing of that port may be posted any more; its record areas are for the caller to free.
+    pub(super) fn withdraw(&mut self, port: u32) -> Vec<Region> {
+        self.intake.withdraw(port)
     }
 
     /// Its part in proportion to those of others.

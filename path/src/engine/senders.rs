@@ -23,6 +23,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use vnplug_os::peer_log;
+use vnplug_ring::Region;
 use vnplug_ring::layout::Life;
 use vnplug_ring::news::News;
 
@@ -155,6 +156,24 @@ impl Senders {
             Some(sender) => sender.set_terms(terms, now_us),
             None => terms,
         }
+    }
+
+    /// What a sender sends may be posted in these record areas of another port, too; returns what it has no use for.
+    pub(super) fn lend(
+        &mut self,
+        id: u32,
+        (port, first, areas): (u32, u16, Vec<Region>),
+    ) -> Vec<Region> {
+        match self.get(id) {
+            Some(sender) => sender.lend(port, first, areas),
+            None => areas,
+        }
+    }
+
+    /// Nothing of that port may be posted by a sender any more; returns its record areas.
+    pub(super) fn withdraw(&mut self, id: u32, port: u32) -> Vec<Region> {
+        let sender = self.get(id);
+        sender.map_or_else(Vec::new, |sender| sender.withdraw(port))
     }
 
     /// Ends a sender's ring by an operator's word; it stays, for its counters.

@@ -85,6 +85,15 @@ pub enum Message {
         /// From the next packet on.
         tuning: Tuning,
     },
+    /// What a port receives may be [posted](crate::posted) by another one of the same application, too.
+    Lend {
+        /// The port that receives.
+        port: u32,
+        /// The port that sends.
+        to: u32,
+        /// What the port's first ring is called in the records of the other; its others follow.
+        first: u16,
+    },
     /// Adds rules to a port: all or, on Error, none. One with the key of an old one replaces it
     /// and counts from 0.
     AddRules {
@@ -263,6 +272,7 @@ impl Message {
             Self::Grants(_) => 49,
             Self::Sources(_) => 50,
             Self::HoldVm { .. } => 51,
+            Self::Lend { .. } => 67,
             Self::Backend(it) => it.kind(),
             Self::Grow(it) => it.kind(),
             Self::Programs(it) => it.kind(),
@@ -332,6 +342,11 @@ impl Message {
             Self::AddRules { port, rules } => {
                 w.u32(*port);
                 w.list(rules, |w, rule| rule.write(w));
+            }
+            Self::Lend { port, to, first } => {
+                w.u32(*port);
+                w.u32(*to);
+                w.u16(*first);
             }
             Self::RemoveRule { port, key } | Self::RuleStats { port, key } => {
                 w.u32(*port);
@@ -500,6 +515,11 @@ impl Message {
             48 => Self::Revoke(Revoke::read(r)?),
             49 => Self::Grants(GrantRequest::read(r)?),
             50 => Self::Sources(SourceRequest::read(r)?),
+            67 => Self::Lend {
+                port: r.u32("port")?,
+                to: r.u32("to")?,
+                first: r.u16("first")?,
+            },
             51 => Self::HoldVm {
                 name: r.text("name")?,
                 owner: r.u64("owner")?,

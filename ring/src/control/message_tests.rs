@@ -105,6 +105,7 @@ fn every_message() -> Vec<Message> {
             joins: true,
             place: 7,
             program: "count".into(),
+            posts: true,
         }),
         Message::Opened(Opened {
             port: 4,
@@ -135,6 +136,11 @@ fn every_message() -> Vec<Message> {
         Message::Filter {
             port: 4,
             filter: FilterSpec::All,
+        },
+        Message::Lend {
+            port: 4,
+            to: 5,
+            first: 2,
         },
         Message::Tune {
             port: 4,
@@ -458,9 +464,9 @@ fn every_cut_of_every_payload_is_refused_or_read_without_panic() {
             let left = payload.len() - cut;
             let earlier = match header.kind {
                 1 => matches!(left, 1 | 5),
-                // The program (9 bytes), before it a place on the board, taking part, how super-frames come, the handle,
+                // Whether it posts, before it the program (9 bytes), a place on the board, taking part, how super-frames come, the handle,
                 // records apart, the shared wake-up, the group, the ring that transmits.
-                6 => matches!(left, 9 | 13 | 14 | 15 | 23 | 24 | 25 | 43 | 51),
+                6 => matches!(left, 1 | 10 | 14 | 15 | 16 | 24 | 25 | 26 | 44 | 52),
                 7 => matches!(left, 8 | 9 | 10 | 47 | 55 | 63),
                 17 => matches!(left, 4 | 31 | 39),
                 18 => left == 26,

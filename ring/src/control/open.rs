@@ -136,6 +136,9 @@ pub struct Open {
     pub place: u32,
     /// Name of the operator's program that its frames go through; empty = none.
     pub program: String,
+    /// What it receives may be [posted](crate::posted): by itself, if it has a transmit ring, which says whether the daemon
+    /// knows that; and by other ports to which it is lent.
+    pub posts: bool,
 }
 
 /// Where one ring lies in the memory that came with [`Opened`].
@@ -313,6 +316,7 @@ impl Open {
         w.u8(u8::from(self.joins));
         w.u32(self.place);
         w.text(&self.program);
+        w.u8(u8::from(self.posts));
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -336,6 +340,7 @@ impl Open {
             joins: false,
             place: 0,
             program: String::new(),
+            posts: false,
         };
         if !r.is_over() {
             open.group = r.text("group")?;
@@ -361,6 +366,9 @@ impl Open {
         }
         if !r.is_over() {
             open.program = r.text("program")?;
+        }
+        if !r.is_over() {
+            open.posts = r.flag("posts")?;
         }
         Ok(open)
     }

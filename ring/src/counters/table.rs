@@ -272,6 +272,11 @@ pub const SENDER: &[Counter] = &[
     ),
     part(
         "send_taken",
+        "send_dropped_place",
+        "dropped: a posted frame that was to go on at a place that its port was not given",
+    ),
+    part(
+        "send_taken",
         "send_dropped_unsupported",
         "dropped: the source cannot send, or the daemon failed at it",
     ),

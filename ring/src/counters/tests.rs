@@ -77,7 +77,7 @@ fn one_packet_too_few_or_too_many_is_named() {
 fn what_is_sent_adds_up_too() {
     let fates = SENDER.iter().filter(|it| it.part_of.is_some());
     let mut values: Vec<(&str, u64)> = fates.map(|fate| (fate.name, 2)).collect();
-    values.push(("send_taken", 22));
+    values.push(("send_taken", 24));
     let found = accounts(&[counted("source", "lab", &values)]);
     assert!(found.len() == 1 && found[0].closes(), "{found:?}");
     values[0].1 = 3;

@@ -4,6 +4,7 @@ mod fair;
 mod fates;
 mod hostile;
 mod places;
+mod posted;
 mod sleep;
 
 use std::os::fd::AsFd;

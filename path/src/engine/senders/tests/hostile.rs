@@ -9,35 +9,35 @@ use vnplug_frame::lock::SourceLock;
 use vnplug_ring::layout::{DATA_OFFSET, HEAD, PAD, RECORD_HEADER, record_size};
 use vnplug_ring::offload::Offload;
 
-const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
-const FOREIGN: [u8; 6] = [2, 0, 0, 0, 0, 2];
+pub(super) const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
+pub(super) const FOREIGN: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const LEN: usize = 128;
 const CAPACITY: u64 = 1 << 15;
 /// What lies before and behind the ring, in memory that is not the sender's.
-const CANARY: [u8; 8] = *b"\xcaNARY\xca\xca\xca";
+pub(super) const CANARY: [u8; 8] = *b"\xcaNARY\xca\xca\xca";
 
 /// A link that sends from where it is copied to, and looks at what it sends.
 #[derive(Default)]
-struct Places {
+pub(super) struct Places {
     bytes: Vec<u8>,
     used: usize,
     lens: Vec<usize>,
-    seen: Seen,
+    pub(super) seen: Seen,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Seen {
-    sent: u64,
+pub(super) struct Seen {
+    pub(super) sent: u64,
     /// Not sent: another station's by then.
-    refused: u64,
+    pub(super) refused: u64,
     /// With another station's address.
-    of_others: u64,
+    pub(super) of_others: u64,
     /// With bytes that are not the sender's.
-    foreign: u64,
+    pub(super) foreign: u64,
 }
 
 impl Seen {
-    fn look(&mut self, frame: &[u8]) {
+    pub(super) fn look(&mut self, frame: &[u8]) {
         self.sent += 1;
         self.of_others += u64::from(frame.get(6..12).is_some_and(|it| it != OWN));
         self.foreign += u64::from(frame.windows(8).any(|it| it == CANARY));
@@ -53,6 +53,10 @@ impl Transmitter for Places {
 
     fn placed(&mut self, frame: Range<usize>, _: &Offload) -> Transmit {
         assert_eq!(frame.start, 0, "nothing is left to do with these");
+        // As every link; nothing is judged of these.
+        if frame.len() < 14 {
+            return Transmit::BadLength;
+        }
         self.used += frame.len();
         self.lens.push(frame.len());
         Transmit::Taken
@@ -80,10 +84,10 @@ impl Transmitter for Places {
     }
 }
 
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
-    fn throw(&mut self, sides: u64) -> u64 {
+    pub(super) fn throw(&mut self, sides: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
