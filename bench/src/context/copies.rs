@@ -54,7 +54,7 @@ pub(crate) fn copies(plan: &Plan) -> Result<Vec<Figure>> {
 }
 
 /// The way out of frames that are kept until the flush.
-pub(super) struct Kept {
+struct Kept {
     bytes: Vec<u8>,
     used: usize,
     count: usize,
@@ -63,7 +63,7 @@ pub(super) struct Kept {
 
 impl Kept {
     /// Empty; with or without a place into which a frame is taken at once.
-    pub(super) fn new(has_place: bool) -> Self {
+    fn new(has_place: bool) -> Self {
         Self {
             bytes: Vec::new(),
             used: 0,

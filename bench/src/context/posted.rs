@@ -1,213 +1,210 @@
-//! What a program that sends on what it received would save by *posting* where that lies in its receive ring, in place
-//! of copying it into its transmit ring.
+//! A program that sends on what it receives, with another Ethernet header: by a copy in its transmit ring, and by the
+//! place in its receive ring, through a switch from ring to ring.
 //!
 //! ```text
-//!   receive ring ── copied by the program ── transmit ring ── copied by the daemon ── batch    as it is
-//!   receive ring ── its place, 16 bytes ──── transmit ring                                     only in this program
-//!        └─────────────────────────────────────────────────── copied by the daemon ── batch
+//!   first port ── switch ── receive ring ── copied by the program ── transmit ring ── switch ── last port
+//!                                └───────── its place, and a header ──── transmit ring
 //! ```
 //!
-//! A thread on one processor is the daemon's, one on another is the program. They take turns of a batch, each over what
-//! the other wrote, so each has to have that from the other's cache, and its time is its own. A real one would have to
-//! keep records from being released before the daemon has read them; here nobody releases any before.
+//! One thread of ours holds all three ports and does everything but the switch, whose thread has a CPU of its own. So a frame
+//! crosses the switch twice, and is copied by it four times in either way; what differs is the program's copy, and where the
+//! switch's third copy reads.
 
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use vnplug_frame::{Frame, MAX_BATCH};
-use vnplug_path::source::{Flushed, Transmitter};
-use vnplug_ring::layout::{DATA_OFFSET, Geometry, Meta, ring_size};
-use vnplug_ring::offload::Offload;
-use vnplug_ring::{Consumer, Intake, Producer, Region};
+use vnplug::Port;
+use vnplug_e2e::Lab;
+use vnplug_e2e::daemon::{Daemon, counted, value};
 
-use super::copies::Kept;
+use crate::attached::cpu_time;
 use crate::row::{Figure, Plan, Result, Samples};
 use crate::sys;
 
 const LENGTHS: [usize; 3] = [60, 1514, 9014];
-const RING: u64 = 8 << 20;
-/// A place: where, and how many bytes.
-const PLACE: usize = 16;
-const PROGRAM_CPU: usize = 0;
-const DAEMON_CPU: usize = 1;
-const MISSING: &str = "a frame that was received was not sent on";
-const POSTED: &str = "posted, in the bench alone";
+/// Bytes of each ring.
+const RING: u64 = 1 << 20;
+/// Frames between two looks at the clock.
+const BURST: usize = 64;
+const SWITCH_CPU: usize = 0;
+const PROGRAM_CPU: usize = 1;
+/// What the program writes before what it leaves as it was.
+const HEADER: usize = 14;
+const FIRST: u8 = 1;
+const MIDDLE: u8 = 2;
+const LAST: u8 = 3;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    Copied,
     Posted,
+    Copied,
 }
 
-/// ns of processor time for a frame: the program's, the daemon's.
-type Spent = [f64; 2];
+/// What was measured of a way: frames per microsecond that arrived, and ns of processor time for each that was sent on, of the
+/// program while it sends on and of the daemon in all.
+type Measured = [f64; 3];
+
+const PARTS: [(&str, &str); 3] = [
+    ("", "Mpps"),
+    ("-program", "ns/frame"),
+    ("-daemon", "ns/frame"),
+];
 
 pub(crate) fn posted(plan: &Plan) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for len in LENGTHS {
-        // By way: together, the program, the daemon.
         let mut samples = [(); 2].map(|()| [(); 3].map(|()| Samples::default()));
         for round in 1..=plan.rounds {
-            let mut told = [[0.0; 2]; 2];
-            for (at, way) in [Way::Copied, Way::Posted].into_iter().enumerate() {
-                let [program, daemon] = measure(way, len, plan.time / 2)?;
-                told[at] = [program, daemon];
-                for (samples, spent) in
-                    samples[at]
-                        .iter_mut()
-                        .zip([program + daemon, program, daemon])
-                {
-                    samples.push(spent);
-                }
+            // In turns: what changes with the machine changes for both.
+            let mut ways = [Way::Posted, Way::Copied];
+            if round % 2 == 0 {
+                ways.reverse();
             }
-            let told = told.map(|[program, daemon]| format!("{program:.0} + {daemon:.0}"));
-            let [copied, posted] = told;
-            eprintln!(
-                "  round {round}, {len} bytes: ns of the program and the daemon: copied {copied}, posted {posted}"
-            );
+            for way in ways {
+                let measured = measure(way, len, plan.time)?;
+                for (samples, figure) in samples[way as usize].iter_mut().zip(measured) {
+                    samples.push(figure);
+                }
+                let [rate, program, daemon] = measured;
+                eprintln!(
+                    "  round {round}, {len} bytes, {way:?}: {rate:.3} Mpps, ns of the program {program:.0}, of the daemon \
+                     {daemon:.0}"
+                );
+            }
         }
-        let [copied, posted] = samples;
-        let parts = ["", "-program", "-daemon"].into_iter();
-        figures.extend(parts.zip(copied.into_iter().zip(posted)).map(|(part, (ours, peer))| Figure {
+        let [posted, copied] = samples;
+        let both = posted.into_iter().zip(copied);
+        figures.extend(PARTS.into_iter().zip(both).map(|((part, unit), (ours, peer))| Figure {
             name: format!("context-posted-{len}{part}"),
-            unit: "ns/frame",
+            unit,
             ours,
-            peer: Some((POSTED.to_owned(), peer)),
+            peer: Some(("copied by the program".to_owned(), peer)),
             limit: None,
             note: format!(
-                "frames of {len} bytes from a receive ring by a program on another processor and a transmit ring into the \
-                 batch that is flushed; nothing is sent. Processor time of the program and of the daemon's part after it"
+                "frames of {len} bytes through a switch on CPU {SWITCH_CPU} to a program that sends them on through it, with another \
+                 Ethernet header, from where they lie; it also sends and takes them, on CPU {PROGRAM_CPU}. Rings of {RING} B. \
+                 Processor time of the program is that of sending on alone, and the daemon's is all"
             ),
         }));
     }
     Ok(figures)
 }
 
-/// What both ends of a ring are made with.
-fn geometry(len: usize) -> Geometry {
-    Geometry {
-        capacity: RING,
-        snaplen: len.max(PLACE) as u32,
-        link_type: 1,
-        epoch: 256,
-        port: 1,
-        queue: 0,
+fn measure(way: Way, len: usize, time: Duration) -> Result<Measured> {
+    let lab = Lab::new()?;
+    let cpu = sys::cpu(SWITCH_CPU);
+    let daemon = Daemon::start(&lab, None, &["--switch", &format!("lan0,cpus={cpu}")])?;
+    let open = |way| {
+        let options = daemon.port("lan0").join().transmit(RING).ring_bytes(RING);
+        match way {
+            Way::Posted => options.posts().open(),
+            Way::Copied => options.open(),
+        }
+    };
+    let mut ports = [open(Way::Copied)?, open(way)?, open(Way::Copied)?];
+    for (port, station) in ports.iter_mut().zip([FIRST, MIDDLE, LAST]) {
+        port.send(&frame(60, station, station))?;
     }
-}
-
-fn measure(way: Way, len: usize, time: Duration) -> Result<Spent> {
-    let [received, sent] = [(); 2].map(|()| Region::heap(ring_size(RING)));
-    let mut source =
-        Producer::create(received.clone(), geometry(len)).map_err(|it| it.to_string())?;
-    let mut intake = Intake::create(sent.clone(), geometry(len)).map_err(|it| it.to_string())?;
+    std::thread::sleep(Duration::from_millis(50));
+    sys::pin(sys::cpu(PROGRAM_CPU))?;
     let mut program = Program {
-        way,
-        from: Consumer::attach(received.clone()).map_err(|it| it.to_string())?,
-        base: received.as_ptr() as usize + DATA_OFFSET as usize,
-        to: Producer::attach(sent).map_err(|it| format!("{it:?}"))?,
+        frame: frame(len, MIDDLE, FIRST),
+        header: frame(HEADER, LAST, MIDDLE),
+        ports,
+        forwarded: 0,
+        spent_ns: 0,
+        came: 0,
     };
-    let (ask, asked) = channel::<()>();
-    let (tell, told) = channel();
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            let pinned = sys::pin(sys::cpu(PROGRAM_CPU));
-            let mut turn = || match &pinned {
-                Ok(()) => program.turn(),
-                Err(error) => Err(error.to_string()),
-            };
-            while asked.recv().is_ok() {
-                // Nobody hears it: the measurement is over.
-                if tell.send(turn()).is_err() {
-                    return;
-                }
-            }
-        });
-        sys::pin(sys::cpu(DAEMON_CPU))?;
-        let mut out = Kept::new(true);
-        let (frame, mut list) = (vec![7; len], vec![0; len.max(PLACE)]);
-        let (mut ours, mut theirs, mut frames) = (0, 0, 0);
-        let begin = Instant::now();
-        while begin.elapsed() < time {
-            for _ in 0..MAX_BATCH {
-                if !source.push(&Meta::default(), &frame)? {
-                    return Err("the program does not release".into());
-                }
-            }
-            source.publish();
-            ask.send(())?;
-            theirs += told.recv()??;
-            let before = sys::thread_ns();
-            for _ in 0..MAX_BATCH {
-                take(way, &mut intake, &received, &mut list, &mut out)?;
-            }
-            intake.release();
-            let Flushed { sent, .. } = out.flush(&mut |_: &[Frame<'_>]| {});
-            ours += sys::thread_ns() - before;
-            frames += sent;
-        }
-        drop(ask);
-        Ok([theirs, ours].map(|ns| ns as f64 / frames as f64))
-    })
+    program.run(time / 8)?;
+    let before = (program.forwarded, program.spent_ns, program.came);
+    let daemons = cpu_time(daemon.pid())?;
+    let begin = Instant::now();
+    program.run(time)?;
+    let seconds = begin.elapsed().as_secs_f64();
+    let daemons = cpu_time(daemon.pid())?.saturating_sub(daemons);
+    let forwarded = (program.forwarded - before.0).max(1) as f64;
+    let [_, middle, _] = &program.ports;
+    let number = middle.number().to_string();
+    let all = daemon.counters();
+    let port = all.iter().find(|it| it.kind == "port" && it.name == number);
+    let refused = port.map_or(0, |port| value(port, "send_dropped_place"));
+    let switch = counted(&all, "source");
+    if refused > 0 || program.came * 10 < program.forwarded * 9 {
+        let dropped = value(switch, "dropped_full");
+        return Err(format!(
+            "{} frames of {} arrived, {refused} places were refused, {dropped} found no room",
+            program.came, program.forwarded
+        )
+        .into());
+    }
+    Ok([
+        (program.came - before.2) as f64 / seconds / 1e6,
+        (program.spent_ns - before.1) as f64 / forwarded,
+        daemons.as_nanos() as f64 / forwarded,
+    ])
 }
 
-/// The daemon takes a frame into its batch.
-fn take(
-    way: Way,
-    intake: &mut Intake,
-    received: &Region,
-    list: &mut [u8],
-    out: &mut Kept,
-) -> Result<()> {
-    let place = out.place(list.len()).ok_or("the batch is full")?;
-    let len = match way {
-        Way::Copied => intake.take(place)?.ok_or(MISSING)?,
-        Way::Posted => {
-            intake.take(list)?.ok_or(MISSING)?;
-            let word = |at: usize| list[at..].first_chunk().map(|it| u64::from_le_bytes(*it));
-            let (at, len) = (word(0).ok_or("no place")?, word(8).ok_or("no length")?);
-            if len > place.len() as u64 || at > RING - len {
-                return Err("a place outside the ring".into());
-            }
-            received.read(DATA_OFFSET + at, &mut place[..len as usize]);
-            len as usize
-        }
-    };
-    out.placed(0..len, &Offload::default());
-    Ok(())
-}
-
-/// Sends on what it receives.
+/// The three ports, and what they did.
 struct Program {
-    way: Way,
-    from: Consumer,
-    /// Where the records begin.
-    base: usize,
-    to: Producer,
+    frame: Vec<u8>,
+    header: Vec<u8>,
+    ports: [Port; 3],
+    forwarded: u64,
+    spent_ns: u64,
+    came: u64,
 }
 
 impl Program {
-    /// Sends on all that there is: ns of processor time.
-    fn turn(&mut self) -> std::result::Result<u64, String> {
-        // What was sent in the turn before is taken.
-        self.from.release();
-        let before = sys::thread_ns();
-        while let Some(packet) = self.from.next().map_err(|it| it.to_string())? {
-            let (meta, len) = (Meta::default(), packet.bytes.len() as u64);
-            let pushed = match self.way {
-                Way::Copied => self.to.push(&meta, packet.bytes),
-                Way::Posted => {
-                    let at = (packet.bytes.as_ptr() as usize - self.base) as u64;
-                    let mut place = [0; PLACE];
-                    place[..8].copy_from_slice(&at.to_le_bytes());
-                    place[8..].copy_from_slice(&len.to_le_bytes());
-                    self.to.push(&meta, &place)
-                }
-            };
-            if !pushed.map_err(|it| it.to_string())? {
-                return Err("the transmit ring is full".into());
+    fn run(&mut self, time: Duration) -> Result<()> {
+        let begin = Instant::now();
+        while begin.elapsed() < time {
+            for _ in 0..16 {
+                self.send()?;
+                let before = sys::thread_ns();
+                self.forward()?;
+                self.spent_ns += sys::thread_ns() - before;
+                self.take()?;
             }
         }
-        self.to.publish();
-        Ok(sys::thread_ns() - before)
+        Ok(())
     }
+
+    fn send(&mut self) -> Result<()> {
+        let [first, ..] = &mut self.ports;
+        let outbox = first.outbox()?;
+        for _ in 0..BURST {
+            if !outbox.push(&self.frame)? {
+                break;
+            }
+        }
+        outbox.flush();
+        Ok(())
+    }
+
+    fn forward(&mut self) -> Result<()> {
+        let [_, middle, _] = &mut self.ports;
+        let (batch, outbox) = middle.batch_and_outbox(usize::MAX)?;
+        for packet in batch {
+            let packet = packet?;
+            let rest = packet.bytes.get(HEADER..).ok_or("a short frame")?;
+            self.forwarded += u64::from(outbox.forward(&self.header, rest)?);
+        }
+        outbox.flush();
+        Ok(())
+    }
+
+    fn take(&mut self) -> Result<()> {
+        let [.., last] = &mut self.ports;
+        for packet in last.batch(usize::MAX) {
+            std::hint::black_box(packet?.bytes.first());
+            self.came += 1;
+        }
+        last.release();
+        Ok(())
+    }
+}
+
+fn frame(len: usize, to: u8, from: u8) -> Vec<u8> {
+    let mut frame = vec![0x5a; len];
+    frame[..HEADER].copy_from_slice(&[2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x88, 0xb5]);
+    frame
 }
