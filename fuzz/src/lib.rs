@@ -18,6 +18,7 @@ pub mod rules;
 pub mod segment;
 pub mod settings;
 pub mod tunnels;
+pub mod twin;
 
 /// Takes decisions from the bytes; zeros when they are used up, so that every input is a whole one.
 struct Dice<'a>(&'a [u8]);
