@@ -21,7 +21,7 @@ pub(crate) struct Closing {
     record: PortRecord,
     sender: Option<Owed<Option<Box<Sender>>>>,
     /// What others could post of it.
-    withdrawn: Vec<Owed<Vec<Region>>>,
+    pub(super) withdrawn: Vec<Owed<Vec<Region>>>,
     /// Of its queues.
     pub(super) queues: Vec<Owed<Option<Box<Port>>>>,
     /// Its memory, until it is freed.
@@ -95,6 +95,7 @@ impl Hub {
             queues,
             mut charge,
         } = closing;
+        self.returned(id, &record);
         let mut places = std::mem::take(&mut record.places);
         let heard: Vec<_> = queues.into_iter().map(Owed::take).collect();
         let sent = sender.map(Owed::take);

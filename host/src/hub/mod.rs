@@ -183,8 +183,11 @@ pub struct PortRecord {
     mappings: u64,
     /// The record areas in which it posts, or others do to which it is lent.
     areas: Vec<Region>,
-    /// Ports to which it is lent.
-    lent_to: BTreeSet<u32>,
+    /// Ports to which it is lent, and by which source and queue each sends; also those that are closing, as their threads may read
+    /// there.
+    lent_to: BTreeMap<u32, (usize, usize)>,
+    /// Ports that are lent to it.
+    lenders: BTreeSet<u32>,
     /// How fast its rings fill.
     pace: pace::Pace,
 }

@@ -256,7 +256,8 @@ fn record(
         transmit: plan.transmit,
         mappings,
         areas: Vec::new(),
-        lent_to: BTreeSet::new(),
+        lent_to: BTreeMap::new(),
+        lenders: BTreeSet::new(),
         pace: Pace::new(),
     }
 }

@@ -3,7 +3,7 @@
 //! A port has one transmit ring, however many queues it reads, served by the thread of the first of
 //! them: frames leave in the order in which they were written.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vnplug_ring::control::{Open, RingPlace, Segments, code};
@@ -31,6 +31,8 @@ const POSTS: &str =
 /// Why it cannot be by that port.
 const NO_POSTS: &str =
     "both ports are to be opened with `posts`, and the one that sends with a transmit ring";
+/// Ports to which one is lent: so many threads are asked when it is closed.
+const MAX_BORROWERS: usize = 64;
 /// Rings that one transmit ring's records may name.
 const MAX_LENT: usize = 256;
 
@@ -143,25 +145,48 @@ impl Hub {
             );
             return Err(Refusal::new(code::INVALID, what));
         }
-        let line = self.sources[sends.source].workers[sends.queues[0]].line();
+        if lender.lent_to.len() >= MAX_BORROWERS && !lender.lent_to.contains_key(&to) {
+            let what = format!("a port is lent to {MAX_BORROWERS} others at most");
+            return Err(Refusal::new(code::LIMIT, what));
+        }
+        let there = (sends.source, sends.queues[0]);
+        let line = self.sources[there.0].workers[there.1].line();
         if let Some(lender) = self.ports.get_mut(&port) {
-            lender.lent_to.insert(to);
+            lender.lent_to.insert(to, there);
+        }
+        if let Some(sends) = self.ports.get_mut(&to) {
+            sends.lenders.insert(port);
         }
         let lent = (port, first, areas);
         let owed = Owed::ask(line, |reply| Command::Lend(to, lent, reply));
         Ok(Step::after(vec![owed], |_, heard| Step::done_if(heard)))
     }
 
-    /// Tells the threads of those to which a port is lent that it is over.
-    pub(super) fn withdraw(&self, port: u32, lent_to: &BTreeSet<u32>) -> Vec<Owed<Vec<Region>>> {
-        let there = lent_to
-            .iter()
-            .filter_map(|to| Some((*to, self.ports.get(to)?)));
-        let withdraw = |(to, record): (u32, &PortRecord)| {
-            let line = self.sources[record.source].workers[record.queues[0]].line();
+    /// Tells the threads of those to which a port is lent that it is over; one that is closing may still send what waits.
+    pub(super) fn withdraw(
+        &self,
+        port: u32,
+        lent_to: &BTreeMap<u32, (usize, usize)>,
+    ) -> Vec<Owed<Vec<Region>>> {
+        let withdraw = |(&to, &(source, queue)): (&u32, &(usize, usize))| {
+            let line = self.sources[source].workers[queue].line();
             Owed::ask(line, |reply| Command::Withdraw(to, port, reply))
         };
-        there.map(withdraw).collect()
+        lent_to.iter().map(withdraw).collect()
+    }
+
+    /// Nothing is lent to a port any more, nor is it: all threads have let it go.
+    pub(super) fn returned(&mut self, id: u32, record: &PortRecord) {
+        for lender in &record.lenders {
+            if let Some(lender) = self.ports.get_mut(lender) {
+                lender.lent_to.remove(&id);
+            }
+        }
+        for to in record.lent_to.keys() {
+            if let Some(to) = self.ports.get_mut(to) {
+                to.lenders.remove(&id);
+            }
+        }
     }
 
     /// Ends a port's transmit ring. Until the thread has answered it may still read there.

@@ -449,3 +449,42 @@ fn a_source_needs_a_thread() {
         "{refused}"
     );
 }
+
+#[test]
+fn what_is_lent_is_withdrawn_from_who_is_closing_too_and_forgotten_with_who_is_gone() {
+    let mut hub = hub();
+    let open = |hub: &mut Hub| {
+        let open = Open {
+            posts: true,
+            transmit_bytes: 1 << 16,
+            ..request("lab", "")
+        };
+        let opening = open_own(hub, &open, Peer::User(0), Programs::default());
+        opening.unwrap().opened.port
+    };
+    let lender = open(&mut hub);
+    for _ in 0..3 {
+        let borrower = open(&mut hub);
+        drop(hub.lend_port(lender, borrower, 2).unwrap());
+        assert_eq!(hub.ports[&lender].lent_to.len(), 1);
+        close(&mut hub, borrower);
+        assert!(hub.ports[&lender].lent_to.is_empty());
+    }
+    let borrower = open(&mut hub);
+    drop(hub.lend_port(lender, borrower, 2).unwrap());
+    // Its thread may still send what waits, from the lender's memory.
+    let goes = hub.begin_close(borrower).unwrap();
+    let mut closing = hub.begin_close(lender).unwrap();
+    assert_eq!(closing.withdrawn.len(), 1);
+    assert!(closing.is_over(Instant::now() + PATIENCE));
+    hub.finish_close(closing);
+    hub.finish_close(goes);
+    // So many at most.
+    let lender = open(&mut hub);
+    let mut lend = || {
+        let borrower = open(&mut hub);
+        hub.lend_port(lender, borrower, 2).map(drop)
+    };
+    let lent = (0..100).take_while(|_| lend().is_ok()).count();
+    assert_eq!(lent, 64);
+}

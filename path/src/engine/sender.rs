@@ -59,6 +59,9 @@ pub struct Sender {
     /// How often nothing was found in turn.
     dry: u32,
     over: bool,
+    /// What it has had of its turns: its frames' bytes, and at least those of a record's header for each record. So one that
+    /// writes what is no frame is no cheaper than others.
+    cost: u64,
 }
 
 /// What a sender did in a visit.
@@ -66,8 +69,8 @@ pub struct Sender {
 pub struct Visit {
     /// Frames that it took.
     pub frames: usize,
-    /// Their bytes.
-    pub bytes: u64,
+    /// What they cost: their bytes, and for each at least a record's header.
+    pub cost: u64,
     /// Nothing waits any more, or it may not send more now.
     pub is_dry: bool,
 }
@@ -209,6 +212,7 @@ impl Sender {
             deficit: 0,
             dry: 0,
             over: false,
+            cost: 0,
         }
     }
 
@@ -246,7 +250,7 @@ impl Sender {
             self.held_us = None;
             bytes = bytes.min(room);
         }
-        let before = (self.counters.taken, self.counters.bytes);
+        let before = (self.counters.taken, self.cost);
         out.sends(self.member);
         let handle = self.handle;
         let shown = &mut |frames: &[Frame<'_>]| shown(&handle, frames);
@@ -255,11 +259,11 @@ impl Sender {
         self.intake.release();
         let visit = Visit {
             frames: (self.counters.taken - before.0) as usize,
-            bytes: self.counters.bytes - before.1,
+            cost: self.cost - before.1,
             is_dry: false,
         };
         if let Some(bucket) = &mut self.bucket {
-            bucket.spend(visit.bytes);
+            bucket.spend(visit.cost);
         }
         let read = self.counters.bytes + self.counters.taken * RECORD_HEADER;
         if read - self.looked >= UNLOOKED {
@@ -269,7 +273,7 @@ impl Sender {
                 return Err(SenderLied::Holes);
             }
         }
-        let is_dry = visit.frames < frames && visit.bytes < bytes;
+        let is_dry = visit.frames < frames && visit.cost < bytes;
         went.map(|()| Visit { is_dry, ..visit })
     }
 
@@ -280,10 +284,10 @@ impl Sender {
         bytes: u64,
         shown: &mut dyn FnMut(&[Frame<'_>]),
     ) -> Result<(), SenderLied> {
-        let most = self.counters.bytes + bytes;
+        let most = self.cost + bytes;
         let (takes_offload, is_open) = (out.takes_offload(), self.terms.are_open());
         for _ in 0..budget {
-            if self.counters.bytes >= most {
+            if self.cost >= most {
                 break;
             }
             let mut is_placed = false;
@@ -299,6 +303,7 @@ impl Sender {
                 Err(SenderLied::Place(_)) => {
                     self.counters.taken += 1;
                     self.counters.dropped_place += 1;
+                    self.cost += RECORD_HEADER;
                     continue;
                 }
                 Err(lie) => return Err(lie),
@@ -307,6 +312,7 @@ impl Sender {
             let frame = &copied[sent.start..sent.end];
             self.counters.taken += 1;
             self.counters.bytes += frame.len() as u64;
+            self.cost += RECORD_HEADER.max(frame.len() as u64);
             let fate = match is_open && sent.start == 0 {
                 // Nothing is left to do, and it may be any.
                 true => Fate::Goes(Offload::default()),

@@ -51,6 +51,11 @@ fn sender(id: u32) -> (Sender, Producer, Region) {
 }
 
 fn sender_of(id: u32, capacity: u64, snaplen: u32) -> (Sender, Producer, Region) {
+    sender_that(id, capacity, snaplen, false)
+}
+
+/// One that may post, if it `posts`, though no place is its own.
+fn sender_that(id: u32, capacity: u64, snaplen: u32, posts: bool) -> (Sender, Producer, Region) {
     let geometry = Geometry {
         capacity,
         snaplen,
@@ -60,7 +65,10 @@ fn sender_of(id: u32, capacity: u64, snaplen: u32) -> (Sender, Producer, Region)
         queue: 0,
     };
     let region = Region::heap(ring_size(geometry.capacity));
-    let intake = Intake::create(region.clone(), geometry).unwrap();
+    let mut intake = Intake::create(region.clone(), geometry).unwrap();
+    if posts {
+        intake.lend([]);
+    }
     let producer = Producer::attach(region.clone()).unwrap();
     (Sender::new(id, intake, None, None), producer, region)
 }

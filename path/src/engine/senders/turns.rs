@@ -52,8 +52,8 @@ impl Senders {
             let why = match went {
                 Ok(Ok(visit)) => {
                     served.frames += visit.frames;
-                    bytes += visit.bytes;
-                    sender.deficit -= visit.bytes as i64;
+                    bytes += visit.cost;
+                    sender.deficit -= visit.cost as i64;
                     let is_dry = visit.is_dry && visit.frames == 0;
                     dry = if is_dry { dry + 1 } else { 0 };
                     if visit.is_dry {

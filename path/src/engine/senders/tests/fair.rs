@@ -3,6 +3,7 @@
 use super::*;
 use crate::engine::senders::turns::LEAST_QUANTUM;
 use vnplug_frame::MAX_BATCH;
+use vnplug_ring::layout::Place;
 
 #[test]
 fn a_turn_is_bounded_and_nobody_starves() {
@@ -22,6 +23,39 @@ fn a_turn_is_bounded_and_nobody_starves() {
     let total = senders.total();
     assert_eq!((total.taken, total.accounted()), (3000, 3000));
     assert!(total.sent > 2500 && total.dropped_full > 250, "{total:?}");
+}
+
+#[test]
+fn who_writes_what_is_no_frame_has_no_more_turns_than_others() {
+    for is_posted in [false, true] {
+        let all = (1..=2).map(|id| sender_that(id, 1 << 17, 200, is_posted));
+        let mut rings: Vec<_> = all.collect();
+        let mut senders = attached(&mut rings);
+        let nowhere = Place {
+            ring: u16::MAX,
+            at: 0,
+            len: 60,
+        };
+        let mut link = Link::default();
+        for _ in 0..50 {
+            // It always has more.
+            let (_, producer, _) = &mut rings[0];
+            while match is_posted {
+                true => producer.push_posted(0, &[], nowhere),
+                false => producer.push(&Meta::default(), &[]),
+            } == Ok(true)
+            {}
+            producer.publish();
+            write(&mut rings[1].1, 10, 60);
+            senders.serve(&mut link, 0, &mut |_, _| {});
+        }
+        let taken: Vec<u64> = senders.counters().map(|(_, it)| it.taken).collect();
+        assert!(taken[0] > 5_000 && taken[1] > 200, "{taken:?}");
+        let [first, other] = [0, 1].map(|at| senders.counters().nth(at).unwrap().1);
+        let dropped = [first.dropped_length, first.dropped_place];
+        assert_eq!(dropped[usize::from(is_posted)], first.taken);
+        assert_eq!(other.accounted(), other.taken);
+    }
 }
 
 /// The bytes of each of these senders after so many turns, all of which always have more: lengths of
