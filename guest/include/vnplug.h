@@ -375,6 +375,9 @@ int vnplug_flush(vnplug_port *port);
  *             dropped++;
  *     }
  *
+ * While frames that lie there wait, vnplug_fd is readable after a millisecond though no packet may be there: vnplug_next gives
+ * back the room of those that were sent.
+ *
  * With `posts`, a port with `transmit_bytes` is not opened by a daemon or an agent that does not know it
  * (VNPLUG_E_PROTOCOL), and no port in a group (VNPLUG_E_REFUSED).
  */

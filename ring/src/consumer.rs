@@ -28,6 +28,8 @@ pub use shared::Look;
 /// The reader's end of one ring.
 #[derive(Debug)]
 pub struct Consumer {
+    /// What is held back for transmit rings that name places of it. Dropped first: they name none any more when it is unmapped.
+    holds: Vec<Hold>,
     region: Region,
     /// What this reader writes: in the ring, or in memory of its own.
     words: Region,
@@ -48,8 +50,6 @@ pub struct Consumer {
     flags: u16,
     /// The ring holds descriptors of packets that lie elsewhere.
     shared: Option<Box<GroupSide>>,
-    /// What is held back for transmit rings that name places of it.
-    holds: Vec<Hold>,
 }
 
 /// One packet, lent from the ring until [`Consumer::release`].
@@ -249,6 +249,12 @@ impl Consumer {
         // What was taken since may be posted yet.
         let (tail, read) = (self.released, self.words.load_u64(READ, Ordering::Relaxed));
         self.holds.push(Hold::new(posts, Mark { tail, read }));
+    }
+
+    /// Whether room that was released is held back, so that it is to be released again.
+    #[inline]
+    pub fn holds_back(&self) -> bool {
+        self.holds.iter().any(Hold::holds_back)
     }
 
     /// As [`release`](Self::release), of what no transmit ring names any more.

@@ -63,7 +63,7 @@ pub mod units;
 pub use arena::{Arena, ArenaGeometry, ArenaReader, BufferGeometry, Buffers, Placed};
 pub use consumer::{AttachError, Batch, Consumer, Corrupt, Look, Packet, Wait};
 pub use intake::{Intake, SenderLied, Sent};
-pub use posted::Posts;
+pub use posted::{Outlet, Posts};
 pub use producer::{Bell, CreateError, Ground, PeerLied, Producer, Slot};
 pub use region::Region;
 

@@ -16,22 +16,77 @@
 //! is made before it stores the tail of the transmit ring, of which the reader loads the value before it stores the tail of its
 //! ring, which the host loads before it writes there.
 //!
-//! A transmit ring whose life is over takes nothing any more, so it holds back nothing.
+//! A transmit ring whose life is over takes nothing any more, so it holds back nothing. One that is closed is unmapped first,
+//! and may be read until the host says that it is closed: in between all stays held back.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::layout::{Life, SEND_LIFE, TAIL, reached};
 use crate::producer::Producer;
 use crate::region::Region;
 
+/// A transmit ring, as those know it who hold back what it names. Its sender keeps this until the host reads the ring no more.
+#[derive(Debug)]
+pub struct Outlet {
+    epoch: u64,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    /// Until its sender unmaps it.
+    ring: Option<Region>,
+    /// How far its reader was.
+    tail: u64,
+}
+
+impl Outlet {
+    /// Of a ring that is mapped.
+    pub fn new(ring: &Producer) -> Arc<Self> {
+        let region = ring.region().clone();
+        let tail = region.load_u64(TAIL, Ordering::Acquire);
+        Arc::new(Self {
+            epoch: ring.geometry().epoch,
+            seen: Mutex::new(Seen {
+                ring: Some(region),
+                tail,
+            }),
+        })
+    }
+
+    /// From here on nobody touches the ring's memory by this.
+    pub fn unmap(&self) {
+        self.seen().ring = None;
+    }
+
+    /// How far the host has taken all, or `last` if it takes no more.
+    fn passed(&self, last: u64) -> u64 {
+        let mut seen = self.seen();
+        let Some(ring) = &seen.ring else {
+            return seen.tail;
+        };
+        // Acquire: pairs with the Release in Intake::finish; nothing is taken after it.
+        let life = ring.load_u64(SEND_LIFE, Ordering::Acquire);
+        if life != self.epoch | Life::Open as u64 {
+            return last;
+        }
+        // Acquire: pairs with the Release in Intake::release; the copies are made.
+        seen.tail = ring.load_u64(TAIL, Ordering::Acquire);
+        seen.tail
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// What was posted of one ring by one transmit ring: common to the reader of the one and the sender of the other.
 #[derive(Debug)]
 pub struct Posts {
-    /// The transmit ring.
-    ring: Region,
-    epoch: u64,
+    /// The transmit ring, as long as the host reads it.
+    outlet: Weak<Outlet>,
     /// Its position after the last record that names a place of the other ring.
     last: AtomicU64,
     /// The other ring is not read any more.
@@ -40,10 +95,9 @@ pub struct Posts {
 
 impl Posts {
     /// Of a ring from which nothing was posted by this transmit ring so far.
-    pub fn new(to: &Producer) -> Arc<Self> {
+    pub fn new(to: &Producer, outlet: &Arc<Outlet>) -> Arc<Self> {
         Arc::new(Self {
-            ring: to.region().clone(),
-            epoch: to.geometry().epoch,
+            outlet: Arc::downgrade(outlet),
             last: AtomicU64::new(to.position()),
             is_over: AtomicBool::new(false),
         })
@@ -52,8 +106,14 @@ impl Posts {
     /// Whether the ring has no reader any more, so that nothing of it may be posted.
     #[inline]
     pub fn is_over(&self) -> bool {
-        // Relaxed: its reader and the sender are used by one thread at a time.
-        self.is_over.load(Ordering::Relaxed)
+        // Acquire: pairs with the Release in Hold::drop, after which the ring is unmapped.
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Whether that is so and no record waits any more that names a place of it: another ring may have its number.
+    pub fn is_free(&self) -> bool {
+        let (last, passed) = self.progress();
+        self.is_over() && reached(passed, last)
     }
 
     /// A record was written that names a place of the ring, up to this position of the transmit ring.
@@ -66,13 +126,8 @@ impl Posts {
     /// The last position noted, and that up to which the host has taken all.
     fn progress(&self) -> (u64, u64) {
         let last = self.last.load(Ordering::Relaxed);
-        // Acquire: pairs with the Release in Intake::finish; nothing is taken after it.
-        let life = self.ring.load_u64(SEND_LIFE, Ordering::Acquire);
-        if life != self.epoch | Life::Open as u64 {
-            return (last, last);
-        }
-        // Acquire: pairs with the Release in Intake::release; the copies are made.
-        (last, self.ring.load_u64(TAIL, Ordering::Acquire))
+        let outlet = self.outlet.upgrade();
+        (last, outlet.map_or(last, |outlet| outlet.passed(last)))
     }
 }
 
@@ -158,14 +213,20 @@ impl Hold {
         self.held.release((from, now), self.posts.progress())
     }
 
+    /// Whether something is held back.
+    pub(crate) fn holds_back(&self) -> bool {
+        !self.held.batches.is_empty()
+    }
+
     /// Whether nothing is held back, and nothing will be: the sender is gone.
     pub(crate) fn is_done(&self) -> bool {
-        self.held.batches.is_empty() && Arc::strong_count(&self.posts) == 1
+        !self.holds_back() && Arc::strong_count(&self.posts) == 1
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.posts.is_over.store(true, Ordering::Relaxed);
+        // Release: pairs with the Acquire in Posts::is_over.
+        self.posts.is_over.store(true, Ordering::Release);
     }
 }

@@ -319,6 +319,9 @@ impl Round {
             self.unread = true;
             self.ready |= armed.ready || !matches!(port.phase, Phase::Live);
             self.cap = earlier(self.cap, armed.at_most);
+            // Without room no more may come that makes it enough.
+            let again = port.watch.due().filter(|_| port.look_again.is_some());
+            self.cap = earlier(self.cap, again);
             return false;
         }
         // To reopen takes the daemon's time. The first one may: with no time at all

@@ -8,7 +8,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, read};
 use vnplug_ring::control::{ArenaHome, Message, Opened, RingPlace};
 use vnplug_ring::news::BOARD_LEN;
-use vnplug_ring::{ArenaReader, Consumer, Producer, Region};
+use vnplug_ring::{ArenaReader, Consumer, Outlet, Producer, Region};
 
 use super::bundle::{Common, Seat};
 use super::{Kept, Outbox};
@@ -36,6 +36,8 @@ pub(crate) struct Link {
     pub(crate) opened: Opened,
     /// What transmits, until the port takes it into use.
     pub(crate) outbox: Option<Outbox>,
+    /// Of the transmit ring. Until the port is closed the host may read what it names, though it is unmapped here.
+    outlet: Option<Arc<Outlet>>,
 }
 
 impl Link {
@@ -90,6 +92,7 @@ impl Link {
             vector: None,
             opened,
             outbox: None,
+            outlet: None,
         };
         link.take_wake(wake, board, seat)?;
         let opened = &link.opened;
@@ -130,6 +133,7 @@ impl Link {
             }
             None => None,
         };
+        link.outlet = link.outbox.as_ref().map(|it| it.postable().outlet());
         if rules.matter() {
             let (port, tuning) = (opened.port, options.request.tuning);
             link.line.with(|connection| rules.give(connection, port))?;

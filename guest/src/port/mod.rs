@@ -74,6 +74,8 @@ pub struct Port {
     will_ring: bool,
     /// When the descriptor is to be readable though no packet is there.
     alarm: Option<Instant>,
+    /// When room that is held back is to be looked for again.
+    look_again: Option<Instant>,
     link: Option<Link>,
     /// A link that is over; its socket closes after the rings are unmapped, since an agent takes
     /// that as the sign that their place is free.
@@ -179,6 +181,7 @@ impl Port {
             flagged: false,
             will_ring: false,
             alarm: None,
+            look_again: None,
             link: None,
             leaving: None,
             phase: Phase::Live,

@@ -62,6 +62,7 @@ impl Port {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         self.unflag();
         let mut rang = self.attend(Some(Duration::ZERO))?.wake;
+        let mut due = None;
         loop {
             let armed = self.arm_all();
             let unread = self.rings.iter_mut().any(|ring| !ring.is_drained());
@@ -72,7 +73,11 @@ impl Port {
                 return Ok(Ready::Now);
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let cap = armed.at_most.filter(|_| unread);
+            let cap = armed.at_most.filter(|_| unread).map(|delay| {
+                // Of the first look: those for room that is held back make it no longer.
+                let due = *due.get_or_insert_with(|| Instant::now() + delay);
+                due.saturating_duration_since(Instant::now())
+            });
             let time = [left, cap].into_iter().flatten().min();
             let seen = self.attend(time)?;
             if seen.interrupted {
@@ -101,6 +106,7 @@ impl Port {
             self.watch.attach(wake, control)?;
         }
         (self.flagged, self.will_ring) = (false, false);
+        self.look_again = None;
         self.revoked = None;
         let opened = &link.opened;
         self.number = opened.port;
@@ -168,6 +174,7 @@ impl Port {
 
     /// As `arm_all`, but what was taken stays lent.
     pub(super) fn arm_all_lent(&mut self) -> Armed {
+        self.look_again_for_room();
         let mut armed = Armed::default();
         let (watermark, delay) = (self.options.watermark, self.options.max_delay_us());
         // In a bundle others empty the doorbell.
@@ -193,6 +200,22 @@ impl Port {
             }
         }
         armed
+    }
+
+    /// Room that is held back for what was posted becomes free without a word of the host, and nothing comes while
+    /// none is there: the timer is set as long as that lasts.
+    fn look_again_for_room(&mut self) {
+        if self.flagged || !matches!(self.phase, Phase::Live) {
+            return;
+        }
+        let holds_back = self.rings.iter().any(Consumer::holds_back);
+        match self.look_again {
+            None if !holds_back => return,
+            Some(at) if holds_back && Instant::now() < at => return,
+            _ => {}
+        }
+        self.look_again = holds_back.then(|| Instant::now() + LOOK_AGAIN);
+        self.set_alarm();
     }
 
     /// Moves the phase, now that every ring is drained.
@@ -434,6 +457,8 @@ pub(super) struct Armed {
     pub(super) at_most: Option<Duration>,
 }
 
+/// How long room stays held back that has become free, while its reader sleeps.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// First pause before reopening.
 pub(super) const FIRST_BACKOFF: Duration = Duration::from_millis(10);
 /// Longest pause before reopening.

@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use vnplug_ring::control::Message;
 use vnplug_ring::layout::Place;
-use vnplug_ring::{Consumer, Posts, Producer};
+use vnplug_ring::{Consumer, Outlet, Posts, Producer};
 
 use super::Port;
 use crate::client::done;
 use crate::error::Error;
 
 /// The rings whose packets may be posted, as the sending end knows them, by their numbers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Postable {
+    outlet: Arc<Outlet>,
     rings: Vec<Area>,
 }
 
@@ -26,10 +27,22 @@ struct Area {
 }
 
 impl Postable {
+    pub(super) fn new(to: &Producer) -> Self {
+        Self {
+            outlet: Outlet::new(to),
+            rings: Vec::new(),
+        }
+    }
+
+    /// The transmit ring, for who is to keep it until the host reads it no more.
+    pub(super) fn outlet(&self) -> Arc<Outlet> {
+        Arc::clone(&self.outlet)
+    }
+
     /// Packets of these rings may be posted in `to`, in which they have the numbers from `first` on.
     pub(super) fn add(&mut self, first: usize, rings: &mut [Consumer], to: &Producer) {
         for (number, ring) in (first..).zip(rings) {
-            let posts = Posts::new(to);
+            let posts = Posts::new(to, &self.outlet);
             let (base, len) = ring.area();
             ring.hold_for(Arc::clone(&posts));
             let area = Area { base, len, posts };
@@ -75,15 +88,22 @@ impl Postable {
         })
     }
 
-    /// The first of so many numbers that no ring has that is still read.
+    /// The first of so many numbers that no ring has that is still read, nor any record that waits.
     fn free(&self, count: usize) -> usize {
         let is_free = |number: &usize| {
             let areas = self.rings.iter().skip(*number).take(count);
-            areas.map(|area| &area.posts).all(|posts| posts.is_over())
+            areas.map(|area| &area.posts).all(|posts| posts.is_free())
         };
         (0..=self.rings.len())
             .find(is_free)
             .unwrap_or(self.rings.len())
+    }
+}
+
+impl Drop for Postable {
+    fn drop(&mut self) {
+        // Others are not to touch the ring: its device may be unplugged when the port is closed.
+        self.outlet.unmap();
     }
 }
 
@@ -126,3 +146,6 @@ impl Port {
         to.present_outbox()?.post_from(first, &mut self.rings)
     }
 }
+
+#[cfg(test)]
+mod tests;

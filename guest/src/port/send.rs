@@ -43,11 +43,11 @@ impl Outbox {
     pub(super) fn new(ring: Producer, kick: OwnedFd, segments: Segments) -> Self {
         Self {
             merged: segments == Segments::Merged && ring.knows_offload(),
+            postable: Postable::new(&ring),
             ring,
             kick,
             pushed: 0,
             posted: 0,
-            postable: Postable::default(),
             is_unflushed: false,
             joined: Vec::new(),
             ways: None,
@@ -149,7 +149,9 @@ impl Outbox {
         rest: &[u8],
         offload: &Offload,
     ) -> Result<bool, Error> {
-        match self.postable.find(rest) {
+        // A record has room for a short head only between what is left to do and what is posted.
+        let is_long = offload.is_due() && head.len() > LONGEST_HEAD;
+        match self.postable.find(rest).filter(|_| !is_long) {
             Some((place, ring)) => self.post(head, (place, ring), offload),
             None => self.join(head, rest, offload),
         }
@@ -170,10 +172,7 @@ impl Outbox {
             false => (0, head),
             true if !self.merged => return Err(Error::Invalid(NOT_MERGED)),
             true => {
-                let Some(room) = prefixed.get_mut(PREFIX..PREFIX + head.len()) else {
-                    return Err(Error::Invalid("more than 256 bytes before what is posted"));
-                };
-                room.copy_from_slice(head);
+                prefixed[PREFIX..PREFIX + head.len()].copy_from_slice(head);
                 prefixed[PREFIX - HEADER..PREFIX].copy_from_slice(&offload.to_header(head));
                 (flags::OFFLOAD, &prefixed[..PREFIX + head.len()])
             }
@@ -279,7 +278,7 @@ impl Outbox {
 const TOO_LONG: Error = Error::Invalid("a frame longer than the port can send");
 const TOO_OLD: &str = "the daemon or agent is too old to send what was received from where it lies: update it, or open the \
                        port without `posts`";
-/// Bytes that a program may put before what it posts of a frame that is still to be cut.
+/// Most bytes before what is posted of a frame that is still to be cut; behind more it is copied.
 const LONGEST_HEAD: usize = 256;
 const NOT_MERGED: &str =
     "a frame to be cut or summed: open the port with segments merged, of a daemon that knows it";

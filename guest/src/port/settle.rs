@@ -98,7 +98,8 @@ impl Port {
 
     /// Sets the timer of a port that lives and has nothing.
     pub(super) fn set_alarm(&mut self) {
-        self.watch.set_timer(self.alarm.map(left));
+        let earliest = [self.alarm, self.look_again].into_iter().flatten().min();
+        self.watch.set_timer(earliest.map(left));
     }
 
     /// Sets the timer to what the phase needs.

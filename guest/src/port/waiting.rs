@@ -11,6 +11,8 @@
 
 use std::time::{Duration, Instant};
 
+use vnplug_ring::Consumer;
+
 use super::phase::Phase;
 use super::{Port, Ready};
 use crate::error::Error;
@@ -134,7 +136,14 @@ impl Port {
         if !matches!(self.phase, Phase::Live) {
             return Look::Other;
         }
-        for _ in 0..rounds {
+        for round in 0..rounds {
+            if round.is_multiple_of(ROUNDS_PER_RELEASE) {
+                // What was held back when the wait began may be sent now, and without room nothing comes.
+                let rings = self.rings.iter_mut();
+                rings
+                    .filter(|ring| ring.holds_back())
+                    .for_each(Consumer::release);
+            }
             if self.rings.iter_mut().any(|ring| !ring.is_drained()) {
                 return Look::Packets;
             }
@@ -177,6 +186,8 @@ fn left(deadline: Option<Instant>) -> Option<Duration> {
 
 /// Rounds between two looks at the clock: about half a millisecond.
 const ROUNDS_PER_LOOK: u32 = 16_384;
+/// Rounds between two looks whether room that is held back has become free.
+const ROUNDS_PER_RELEASE: u32 = 256;
 /// Who has this much time takes the first look without the clock.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 /// Such looks between two questions whether the daemon lives.

@@ -1,13 +1,14 @@
 //! Records that go on where their sender received them.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Dice, EPOCH, bytes, geometry, meta};
 use crate::layout::{
     DATA_OFFSET, Geometry, Life, Meta, Place, RECORD_HEADER, TAIL, flags, record_size, ring_size,
 };
-use crate::{Consumer, Intake, Posts, Producer, Region, SenderLied};
+use crate::{Consumer, Intake, Outlet, Posts, Producer, Region, SenderLied};
 
 const SNAPLEN: u32 = 300;
 const RING: u64 = 4096;
@@ -19,6 +20,7 @@ struct Both {
     received: Region,
     sender: Producer,
     intake: Intake,
+    outlet: Arc<Outlet>,
     posts: Arc<Posts>,
 }
 
@@ -40,7 +42,8 @@ impl Both {
         let mut reader = Consumer::attach(received.clone()).unwrap();
         let sender = Producer::attach(sent.clone()).unwrap();
         assert!(sender.takes_posted());
-        let posts = Posts::new(&sender);
+        let outlet = Outlet::new(&sender);
+        let posts = Posts::new(&sender, &outlet);
         if holds {
             reader.hold_for(Arc::clone(&posts));
         }
@@ -50,6 +53,7 @@ impl Both {
             received,
             sender,
             intake,
+            outlet,
             posts,
         }
     }
@@ -304,4 +308,51 @@ fn a_batch_waits_for_its_last_post_and_batches_come_back_in_order() {
     assert!(both.reader.next().unwrap().is_some());
     both.reader.release();
     assert_eq!(told(&both), 6 * size);
+}
+
+#[test]
+fn a_transmit_ring_that_is_unmapped_holds_back_until_its_host_reads_it_no_more() {
+    let mut both = Both::new(true);
+    assert!(both.receive(1, 100) && both.forward(b"", 0));
+    both.reader.release();
+    let told = |both: &Both| both.received.load_u64(TAIL, Ordering::Relaxed);
+    both.outlet.unmap();
+    both.reader.release();
+    assert!(told(&both) == 0 && both.reader.holds_back());
+    let (other, _, _) = super::ring(RING, SNAPLEN);
+    both.outlet = Outlet::new(&other);
+    both.reader.release();
+    assert!(told(&both) == record_size(100) && !both.reader.holds_back());
+}
+
+#[test]
+#[expect(unsafe_code, reason = "memory that says when it is given up")]
+fn a_ring_is_over_for_those_who_post_of_it_before_it_is_unmapped() {
+    struct Owner {
+        posts: Arc<Posts>,
+        was_over: Arc<AtomicBool>,
+        _memory: Region,
+    }
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            let is_over = self.posts.is_over();
+            self.was_over.store(is_over, Ordering::Relaxed);
+        }
+    }
+    let both = Both::new(true);
+    let memory = both.received;
+    let (was_over, posts) = (Arc::default(), both.posts);
+    let owner = Owner {
+        posts: Arc::clone(&posts),
+        was_over: Arc::clone(&was_over),
+        _memory: memory.clone(),
+    };
+    let base = NonNull::new(memory.as_ptr()).unwrap();
+    // SAFETY: the owner keeps it, and nobody else uses it here but by words and copies.
+    let region = unsafe { Region::from_raw(base, memory.len(), Arc::new(owner)) };
+    let mut reader = Consumer::attach(region).unwrap();
+    reader.hold_for(posts);
+    assert!(!was_over.load(Ordering::Relaxed));
+    drop(reader);
+    assert!(was_over.load(Ordering::Relaxed));
 }
