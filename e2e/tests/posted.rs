@@ -6,9 +6,12 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use vnplug::{Bundle, Client, Direction, Error, Next, Port, PortOptions, Revoke, Whose, code};
+use vnplug::{
+    Bundle, Client, Direction, Error, Next, Port, PortOptions, Ready, Revoke, Waiting, Whose, code,
+};
 use vnplug_e2e::daemon::{Daemon, counted, refusal, value};
 use vnplug_e2e::raw::{Raw, open};
 use vnplug_e2e::station::Running;
@@ -141,6 +144,41 @@ fn what_is_sent_on_from_where_it_lies_arrives_whole_over_many_turns_of_the_ring(
     let received = middle.counts().received;
     assert!(received >= forwarded, "{received} {forwarded}");
     assert_eq!(u64::from(sent), forwarded + middle.dropped());
+}
+
+#[test]
+fn who_posted_its_whole_ring_and_waits_has_its_room_back() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    for waiting in [Waiting::Spin, Waiting::BALANCED, Waiting::Sleep] {
+        let posts = daemon.port("lan0").ring_bytes(1 << 16).posts();
+        let [mut first, mut middle, _last] = ports(&daemon, posts);
+        middle.set_waiting(waiting);
+        let long = frame(MIDDLE, FIRST, 1, 1514);
+        for _ in 0..100 {
+            assert!(first.send(&long).unwrap());
+        }
+        eventually("its ring is full", || middle.dropped() > 0);
+        let forwarded = forward(&mut middle);
+        assert!(
+            (30..64).contains(&forwarded),
+            "all that is there: {forwarded}"
+        );
+        middle.outbox().unwrap().flush();
+        let over = AtomicBool::new(false);
+        let ready = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    first.send(&long).unwrap();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let ready = middle.wait(Some(Duration::from_secs(10)));
+            over.store(true, Ordering::Relaxed);
+            ready
+        });
+        assert!(matches!(ready, Ok(Ready::Now)), "{waiting:?}: {ready:?}");
+    }
 }
 
 #[test]
