@@ -21,7 +21,7 @@ pub(crate) struct Entered<'a> {
     pub(crate) tail: Option<Tail<'a>>,
     /// What is left to be done with it; it fits the frame.
     pub(crate) offload: Option<&'a Offload>,
-    /// A card or the kernel found its checksum right. NB: no far end of a port is believed that.
+    /// A card or the kernel found its checksum right. NB: of uplinks alone; nobody who joins is believed that.
     pub(crate) is_valid: bool,
     /// It is not for anybody.
     pub(crate) fault: Option<Fault>,
