@@ -4,6 +4,7 @@
 use std::ffi::CString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use vnplug_filter::ebpf::{Book, KernelJudge, Wanted};
 use vnplug_filter::libpcap::Library;
@@ -18,6 +19,11 @@ const SNAPLEN: u32 = 262_144;
 const ETHERNET: u32 = 1;
 /// The kernel runs frames of one page, less its own headers.
 const LONGEST: usize = 3_000;
+/// The kernel frees programs later, in work items that wait for one lock. More than 1,024 of them (`WQ_MAX_ACTIVE`) in
+/// front of the one that the holder of this lock waits for are a deadlock of the kernel (seen with Linux 6.18). So who loads
+/// thousands of programs rests after some.
+const LOADS_BEFORE_REST: usize = 64;
+const REST: Duration = Duration::from_millis(50);
 
 const EXPRESSIONS: &[&str] = &[
     "ip",
@@ -181,6 +187,9 @@ fn random_programs_judge_alike_and_the_verifier_takes_them_all() {
             continue;
         };
         loaded += 1;
+        if loaded % LOADS_BEFORE_REST == 0 {
+            std::thread::sleep(REST);
+        }
         let programs = [Arc::new(program)];
         let judges = Judges::load(&programs);
         for (frame, _) in frames.iter().skip(random.below(56)).take(8) {
