@@ -34,25 +34,20 @@ mod domain;
 mod leave;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::{Value, json};
-use vnplug::{Client, Counted};
-use vnplug_ring::control::{VERSION, VmReady, code};
-use vnplug_ring::counters::label;
-use vnplug_ring::pool::FIRST_RING;
+use vnplug::Client;
+use vnplug_ring::control::code;
 
-use super::advice::pending;
-use super::incoming::source_of;
+use super::access;
 use super::monitor::{Monitor, MonitorError};
-use super::parts::{self, Kind, Part};
-use super::slots::DeviceAddress;
-use super::target::{self, Target};
-use super::{QMP_LIMIT, access, blocks, grow, nic, pmem, slots};
-use crate::failure::{Failure, OK, Outcome, PENDING, USAGE};
-use crate::list::value;
+use super::parts;
+use super::slots::{self, DeviceAddress};
+use super::target::Target;
+use crate::failure::{Failure, OK, Outcome, USAGE};
 use crate::{attach, out, sys, text};
 use carrier::{Carrier, Direct};
 use domain::Domain;
