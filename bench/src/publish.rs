@@ -2,10 +2,13 @@
 //!
 //! ```text
 //! vnplug-bench publish target/bench/results.json docs/results.md "2026-11-21, five rounds"
+//! vnplug-bench publish target/bench/results.json docs/results.md "2026-11-29, five rounds" \
+//!     "back-ends, contexts and twin programs"
 //! ```
 //!
 //! What stands in the document between the two marks is replaced; plots lie in a folder `plots`
-//! beside it. Everything else of the document is left alone.
+//! beside it. Everything else of the document is left alone. Rows that are measured on another day than the
+//! rest are a part of the document, which has marks of its own with the part's name ([`PARTS`]).
 
 use std::fs;
 use std::path::Path;
@@ -14,41 +17,101 @@ use crate::plot;
 use crate::report;
 use crate::row::{Figure, Result};
 
-/// `FILE DOCUMENT WHEN`.
+/// `FILE DOCUMENT WHEN [PART]`.
 pub(crate) fn publish(words: &[String]) -> Result<()> {
-    let [file, document, when] = words else {
-        return Err("publish RESULTS.json DOCUMENT.md WHEN".into());
+    let (file, document, when, part) = match words {
+        [file, document, when] => (file, document, when, None),
+        [file, document, when, part] => (file, document, when, Some(Part::named(part)?)),
+        _ => return Err("publish RESULTS.json DOCUMENT.md WHEN [PART]".into()),
     };
-    let figures = report::load(Path::new(file))?;
+    let figures = of(part, report::load(Path::new(file))?);
+    if figures.is_empty() {
+        return Err(format!("{file} has no figure of this part of the document").into());
+    }
     let document = Path::new(document);
     let folder = document.parent().unwrap_or(Path::new(".")).join("plots");
     fs::create_dir_all(&folder)?;
     let head = format!("{}. {when}.", report::machine());
-    let sections = sections(&figures, &folder)?;
+    let sections = sections(&figures, &folder, level(part))?;
     let text = between(
         &fs::read_to_string(document)?,
+        part,
         &format!("{head}\n{sections}"),
     )?;
     Ok(fs::write(document, text)?)
 }
 
+/// Rows that have a place of their own in a document.
+#[derive(Debug)]
+struct Part {
+    name: &'static str,
+    /// How the names of its figures begin.
+    rows: &'static [&'static str],
+}
+
+const PARTS: &[Part] = &[Part {
+    name: "back-ends, contexts and twin programs",
+    rows: &["backend-", "context-", "twin-"],
+}];
+
+impl Part {
+    fn named(name: &str) -> Result<&'static Self> {
+        PARTS.iter().find(|part| part.name == name).ok_or_else(|| {
+            let all: Vec<&str> = PARTS.iter().map(|part| part.name).collect();
+            format!("no part {name:?}; there are: {}", all.join("; ")).into()
+        })
+    }
+
+    fn has(&self, figure: &Figure) -> bool {
+        self.rows.iter().any(|row| figure.name.starts_with(row))
+    }
+}
+
+/// The figures of a part; without one, those that are in no part.
+fn of(part: Option<&Part>, mut figures: Vec<Figure>) -> Vec<Figure> {
+    figures.retain(|figure| match part {
+        Some(part) => part.has(figure),
+        None => !PARTS.iter().any(|part| part.has(figure)),
+    });
+    figures
+}
+
 /// The text with what is between the marks replaced.
-fn between(text: &str, new: &str) -> Result<String> {
-    let missing = || format!("the document has no {BEGIN} and {END}");
-    let (before, rest) = text.split_once(BEGIN).ok_or_else(missing)?;
-    let (_, after) = rest.split_once(END).ok_or_else(missing)?;
-    Ok(format!("{before}{BEGIN}\n\n{new}\n{END}{after}"))
+fn between(text: &str, part: Option<&Part>, new: &str) -> Result<String> {
+    let (begin, end) = marks(part);
+    let missing = || format!("the document has no {begin} and {end}");
+    let (before, rest) = text.split_once(&begin).ok_or_else(missing)?;
+    let (_, after) = rest.split_once(&end).ok_or_else(missing)?;
+    Ok(format!("{before}{begin}\n\n{new}\n{end}{after}"))
+}
+
+/// The lines before and behind the figures.
+fn marks(part: Option<&Part>) -> (String, String) {
+    let of = part.map_or(String::new(), |part| format!(" of {}", part.name));
+    (
+        format!("<!-- figures{of}: written by vnplug-bench publish -->"),
+        format!("<!-- end of figures{of} -->"),
+    )
+}
+
+/// How a heading begins: a part has one in the document, and its sections lie below that.
+fn level(part: Option<&Part>) -> &'static str {
+    match part {
+        Some(_) => "###",
+        None => "##",
+    }
 }
 
 /// The goals' table, then each plot with the table of its figures, each figure once.
-fn sections(figures: &[Figure], folder: &Path) -> Result<String> {
-    let mut text = format!("\n## Goals\n\n{}", report::goals_table(figures));
+fn sections(figures: &[Figure], folder: &Path, level: &str) -> Result<String> {
+    let goals = report::goals_table(figures);
+    let mut text = format!("\n{level} Goals\n\n{goals}");
     let mut shown = vec![false; figures.len()];
     for drawing in plot::drawings(figures) {
         let name = format!("{}.svg", drawing.name);
         fs::write(folder.join(&name), drawing.file)?;
         let title = drawing.title;
-        text += &format!("\n## {title}\n\n![{title}](plots/{name})\n");
+        text += &format!("\n{level} {title}\n\n![{title}](plots/{name})\n");
         let new: Vec<usize> = drawing.shows.into_iter().filter(|&at| !shown[at]).collect();
         if !new.is_empty() {
             let table = report::markdown(new.iter().map(|&at| &figures[at]));
@@ -59,29 +122,73 @@ fn sections(figures: &[Figure], folder: &Path) -> Result<String> {
     let rest = || figures.iter().zip(&shown).filter(|(_, shown)| !**shown);
     if rest().next().is_some() {
         let table = report::markdown(rest().map(|(figure, _)| figure));
-        text += &format!("\n## Others\n\n{table}");
+        text += &format!("\n{level} Others\n\n{table}");
     }
     Ok(text)
 }
-
-const BEGIN: &str = "<!-- figures: written by vnplug-bench publish -->";
-const END: &str = "<!-- end of figures -->";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn all() -> impl Iterator<Item = Option<&'static Part>> {
+        std::iter::once(None).chain(PARTS.iter().map(Some))
+    }
+
     #[test]
     fn only_what_is_between_the_marks_is_replaced() {
-        let text = format!("a\n{BEGIN}\nold\n{END}\nb\n");
-        let new = between(&text, "new").unwrap();
-        assert_eq!(new, format!("a\n{BEGIN}\n\nnew\n{END}\nb\n"));
-        assert!(between("a", "new").is_err());
+        let places: Vec<String> = all()
+            .map(|part| {
+                let (begin, end) = marks(part);
+                format!("a\n{begin}\nold\n{end}\nb\n")
+            })
+            .collect();
+        for (at, part) in all().enumerate() {
+            let (begin, end) = marks(part);
+            let new = between(&places.concat(), part, "new").unwrap();
+            let mut wanted = places.clone();
+            wanted[at] = format!("a\n{begin}\n\nnew\n{end}\nb\n");
+            assert_eq!(new, wanted.concat(), "{part:?}");
+            assert!(between("a", part, "new").is_err());
+        }
     }
 
     #[test]
     fn the_documentation_has_the_marks() {
         let text = include_str!("../../docs/results.md");
-        assert!(between(text, "").is_ok());
+        for part in all() {
+            assert!(between(text, part, "").is_ok(), "{part:?}");
+        }
+    }
+
+    #[test]
+    fn a_figure_is_in_one_place_of_the_document() {
+        let figure = |name: &str| Figure {
+            name: name.into(),
+            unit: "us",
+            ours: Default::default(),
+            peer: None,
+            limit: None,
+            note: String::new(),
+        };
+        let names = [
+            "backend-event",
+            "context-tx-1",
+            "handoff-60",
+            "twin-count-60",
+        ];
+        let figures: Vec<Figure> = names.into_iter().map(figure).collect();
+        let names = |part| -> Vec<String> {
+            let of = of(part, figures.clone());
+            of.into_iter().map(|figure| figure.name).collect()
+        };
+        assert_eq!(names(None), ["handoff-60"]);
+        let part = Part::named("back-ends, contexts and twin programs").unwrap();
+        assert_eq!(
+            names(Some(part)),
+            ["backend-event", "context-tx-1", "twin-count-60"]
+        );
+        let error = Part::named("nosuch").unwrap_err().to_string();
+        assert!(error.contains(part.name), "{error}");
     }
 }

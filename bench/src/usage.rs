@@ -53,8 +53,8 @@ Usage:
   vnplug-bench [ROW…]              rows whose names begin with one of the words; all without words
   vnplug-bench --interface NAME    readers on a real interface; you provide the traffic
   vnplug-bench plot FILE           draws the plots of a results.json again
-  vnplug-bench publish FILE DOCUMENT WHEN
-                                   puts its tables and plots into a document
+  vnplug-bench publish FILE DOCUMENT WHEN [PART]
+                                   puts its tables and plots into a document, or into its part of that name
   vnplug-bench --help, -h          this text
 
 Environment:
