@@ -123,6 +123,24 @@ pub fn is_read(socket: impl AsFd) -> bool {
     result != 0 || unread == 0
 }
 
+/// Whether nobody could ever send descriptors to this socket: the kernel refuses them ([`pass_rights`]), and has done so since the
+/// socket was made. Ask before anything is set: an accepted socket has this from its listener.
+pub fn refuses_rights(socket: impl AsFd) -> bool {
+    let mut value: libc::c_int = 1;
+    let mut len = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the option's value is a live c_int, and its length is given.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    };
+    result == 0 && value == 0
+}
+
 /// Reads bytes without blocking, and no further than to a byte with descriptors.
 ///
 /// To read that byte would drop them, received or not. So this looks first: `MSG_CTRUNC` says that
@@ -140,10 +158,15 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Heard> {
     if urgent || seen.flags.contains(ReturnFlags::CTRUNC) {
         return Ok(Heard::Rights);
     }
-    if seen.bytes == 0 {
-        return Ok(Heard::Bytes(0));
+    match seen.bytes {
+        0 => Ok(Heard::Bytes(0)),
+        seen => receive_bytes(socket, &mut bytes[..seen]),
     }
-    match recv(&socket, &mut bytes[..seen.bytes], RecvFlags::DONTWAIT) {
+}
+
+/// The same from a socket that [never had descriptors](refuses_rights): it does not look first.
+pub fn receive_bytes(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Heard> {
+    match recv(&socket, bytes, RecvFlags::DONTWAIT) {
         Ok((_, count)) => Ok(Heard::Bytes(count)),
         Err(Errno::AGAIN | Errno::INTR) => Ok(Heard::Nothing),
         Err(error) => Err(error.into()),
@@ -221,6 +244,8 @@ pub fn listen_for(path: &Path, mode: u32, kind: SocketType) -> io::Result<OwnedF
     rustix::process::umask(mask);
     drop(masking);
     bound.map_err(in_path)?;
+    // If the kernel can, it refuses descriptors from every client, unless one is allowed to later. Before anybody can connect.
+    pass_rights(&listener, false);
     rustix::net::listen(&listener, WAITING).map_err(in_path)?;
     // A directory's default access list goes before the mask.
     let placed = Placed::of_socket(&listener, path);
@@ -229,8 +254,6 @@ pub fn listen_for(path: &Path, mode: u32, kind: SocketType) -> io::Result<OwnedF
         let _ = std::fs::remove_file(path);
         io::Error::new(error.kind(), format!("{}: {error}", path.display()))
     })?;
-    // If the kernel can, it refuses descriptors from every client, unless one is allowed to later.
-    pass_rights(&listener, false);
     Ok(listener)
 }
 
@@ -335,6 +358,38 @@ mod tests {
                 assert!(!is_dropped(&kept));
             }
         }
+    }
+
+    #[test]
+    fn who_connects_to_a_socket_of_ours_could_never_send_descriptors() {
+        let dir = vnplug_testing::TestDir::new("refuses");
+        let path = dir.path("sock");
+        let listener = listen(&path, 0o600).unwrap();
+        let mut theirs = UnixStream::connect(&path).unwrap();
+        // What was allowed for a moment does not count, whatever is set now.
+        let (pair, _other) = UnixStream::pair().unwrap();
+        assert!(!refuses_rights(&pair));
+        if !pass_rights(&pair, false) {
+            return eprintln!("SKIPPED: Linux before 6.16");
+        }
+        let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let sent = send_with(&theirs, b"x", &null, SendFlags::empty());
+        assert_eq!(sent, Err(Errno::PERM), "not accepted yet");
+        let ours = rustix::net::accept(&listener).unwrap();
+        assert!(refuses_rights(&ours));
+        theirs.write_all(b"hello").unwrap();
+        let mut bytes = [0; 64];
+        assert_eq!(receive_bytes(&ours, &mut bytes).unwrap(), Heard::Bytes(5));
+        assert_eq!(receive_bytes(&ours, &mut bytes).unwrap(), Heard::Nothing);
+        // An out-of-band byte keeps nobody busy: it is there no more when it was passed over.
+        if send(&theirs, b"!", SendFlags::OOB).is_ok() {
+            assert_eq!(receive_bytes(&ours, &mut bytes).unwrap(), Heard::Nothing);
+            let mut there = [PollFd::new(&ours, PollFlags::IN)];
+            let now = Timespec::default();
+            assert_eq!(poll(&mut there, Some(&now)).unwrap(), 0);
+        }
+        drop(theirs);
+        assert_eq!(receive_bytes(&ours, &mut bytes).unwrap(), Heard::Bytes(0));
     }
 
     #[test]

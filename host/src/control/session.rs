@@ -59,6 +59,8 @@ pub(crate) enum Gifts {
 #[derive(Debug)]
 pub(crate) struct Session {
     fd: PeerFd,
+    /// No descriptor can have been sent.
+    refuses: bool,
     /// Whether a descriptor may come with a message.
     gifts: Gifts,
     /// Who is at the other end.
@@ -126,6 +128,7 @@ impl Session {
         now: Instant,
     ) -> Self {
         // Nobody can send any, where the kernel can see to that (Linux 6.16).
+        let refuses = socket::refuses_rights(&fd);
         socket::pass_rights(&fd, false);
         let framer = if channel {
             Framer::resyncing(MAX_REQUEST)
@@ -134,6 +137,7 @@ impl Session {
         };
         Self {
             fd,
+            refuses,
             gifts: Gifts::No,
             viewer,
             channel,
@@ -163,6 +167,7 @@ impl Session {
         if self.gifts == Gifts::No {
             self.gifts = from;
         }
+        self.refuses = false;
         socket::pass_rights(&self.fd, true);
     }
 
@@ -183,13 +188,16 @@ impl Session {
         self.fd.as_fd()
     }
 
-    /// Reads what is there, once, at most 64 KiB.
-    pub(crate) fn read(&mut self) -> Result<(), Over> {
-        let mut bytes = [0; 1 << 16];
-        match socket::receive(&self.fd, &mut bytes) {
+    /// Reads what is there, once, as much as the room takes.
+    pub(crate) fn read(&mut self, room: &mut [u8]) -> Result<(), Over> {
+        let heard = match self.refuses {
+            true => socket::receive_bytes(&self.fd, room),
+            false => socket::receive(&self.fd, room),
+        };
+        match heard {
             Ok(Heard::Bytes(0)) => Err(Over::Closed),
             Ok(Heard::Bytes(count)) => {
-                self.framer.push(&bytes[..count]);
+                self.framer.push(&room[..count]);
                 Ok(())
             }
             Ok(Heard::Nothing) => Ok(()),
@@ -201,7 +209,7 @@ impl Session {
                     "descriptors that it sent before are not closed yet",
                 ))
             }
-            Ok(Heard::Rights) if self.gifts != Gifts::No => self.read_gift(&mut bytes),
+            Ok(Heard::Rights) if self.gifts != Gifts::No => self.read_gift(room),
             Ok(Heard::Rights) => Err(Over::Misbehaved("a descriptor that no message takes")),
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Err(Over::Closed),
             Err(error) => Err(Over::Failed(error)),

@@ -25,6 +25,8 @@ const UNREAD: Duration = Duration::from_millis(20);
 /// Messages of one connection per turn, and for how long: another one waits for all who ask.
 const BUDGET: usize = 16;
 const SLICE: Duration = Duration::from_micros(100);
+/// Bytes that are read from a connection at once: a whole message of a back-end.
+const ROOM: usize = (64 << 10) + 256;
 /// This many bytes of garbage in a channel cost as much as a message.
 const GARBAGE: f64 = 256.0;
 /// The longest reason of a refusal in bytes.
@@ -54,6 +56,8 @@ pub(super) struct Sessions {
     /// When both are looked at again.
     look_at_unread: Instant,
     last_token: u64,
+    /// Where a connection is read into, before its messages are cut.
+    room: Box<[u8]>,
 }
 
 /// A connection's turn: when it began, and what it has had of it.
@@ -89,6 +93,7 @@ impl Sessions {
             unread: Vec::new(),
             look_at_unread: Instant::now(),
             last_token: OWN_TOKENS,
+            room: vec![0; ROOM].into_boxed_slice(),
         })
     }
 
@@ -217,7 +222,7 @@ impl Sessions {
         }
         let readable = epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
         if flags.intersects(readable) {
-            session.read()?;
+            session.read(&mut self.room)?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use super::rule::{self, Rule, RuleKey, RuleKind};
 use super::source::SourceRequest;
 use super::switch::SwitchRequest;
 use super::vm::{VmReady, VmSpec};
-use super::wire::{Header, Malformed, Reader, Writer};
+use super::wire::{HEADER, Header, Malformed, Reader, Writer};
 
 /// Who says Hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -281,9 +281,10 @@ impl Message {
 
     /// Header and payload as they travel.
     pub fn encode(&self, id: u32, app: u32) -> Vec<u8> {
-        let mut w = Writer::default();
+        let mut w = Writer::behind_header();
         self.payload(&mut w);
-        let payload = w.into_bytes();
+        let mut bytes = w.into_bytes();
+        let (head, payload) = bytes.split_at_mut(HEADER);
         let len = payload.len() as u32;
         let header = Header {
             version: VERSION,
@@ -292,7 +293,8 @@ impl Message {
             id,
             app,
         };
-        [&header.encode()[..], &payload].concat()
+        head.copy_from_slice(&header.encode());
+        bytes
     }
 
     fn payload(&self, w: &mut Writer) {

@@ -199,6 +199,13 @@ pub struct Writer {
 }
 
 impl Writer {
+    /// Leaves room for a header, which is written when the length is known.
+    pub fn behind_header() -> Self {
+        Self {
+            bytes: vec![0; HEADER],
+        }
+    }
+
     /// What was written.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes

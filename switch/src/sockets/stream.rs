@@ -8,7 +8,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use vnplug_os::closer::PeerFd;
 use vnplug_os::datagrams::Rest;
 use vnplug_os::socket::{self, Heard};
@@ -52,7 +52,8 @@ enum Next {
 impl Stream {
     /// By this connection, which does not block, for frames of up to `longest` bytes.
     pub(crate) fn new(socket: PeerFd, longest: usize) -> Self {
-        let refuses = socket::pass_rights(&socket, false);
+        let refuses = socket::refuses_rights(&socket);
+        socket::pass_rights(&socket, false);
         let room = (PREFIX + longest).max(ROOM);
         Self {
             socket,
@@ -122,13 +123,9 @@ impl Stream {
         self.came.copy_within(self.begin..self.end, 0);
         (self.begin, self.end) = (0, self.end - self.begin);
         let room = &mut self.came[self.end..];
-        if !self.refuses {
-            return socket::receive(&self.socket, room);
-        }
-        match recv(&self.socket, room, RecvFlags::DONTWAIT) {
-            Ok((_, count)) => Ok(Heard::Bytes(count)),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(Heard::Nothing),
-            Err(error) => Err(error.into()),
+        match self.refuses {
+            true => socket::receive_bytes(&self.socket, room),
+            false => socket::receive(&self.socket, room),
         }
     }
 
