@@ -208,7 +208,8 @@ impl Parts<'_> {
     }
 
     /// What the port may send: the frame is at `drop`, or has been sent. One bucket for both instances; who comes
-    /// too late to move it on tries again, a few times.
+    /// too late to move it on tries again, a few times, and then adds its frame without a look: others moved it on just
+    /// now, and of each processor one frame at most is beyond the burst.
     fn police(&self, asm: &mut Asm, drop: Label, counts: bool) {
         let [may, policed] = std::array::from_fn(|_| asm.label());
         asm.load(Size::Double, R1, FP, PORT_IN);
@@ -234,6 +235,8 @@ impl Parts<'_> {
             asm.compare_exchange(R1, port::SENT as i16, R5);
             asm.jump_if(Cond::Eq, R0, Operand::X(R2), may);
         }
+        // There was room each time. What it sends is charged in any case, so that the rate is kept.
+        asm.atomic_add_at(R1, port::SENT as i16, R3);
         asm.jump(may);
         asm.bind(policed);
         if counts {
