@@ -68,7 +68,7 @@ pub(crate) fn news(plan: &Plan) -> Result<Vec<Figure>> {
             ),
         };
         figures.push(figure(format!("context-news-{count}"), told, ""));
-        let note = "; all ports are looked at, as programs in C and Python do";
+        let note = "; all ports are looked at, as by a program that has no bundle";
         figures.push(figure(format!("context-news-{count}-all"), all, note));
     }
     Ok(figures)
