@@ -2,6 +2,8 @@
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use vnplug_os::closer::PeerFd;
@@ -77,47 +79,67 @@ fn who_has_nothing_to_send_sleeps_until_it_kicks_and_is_heard_then() {
     assert_eq!(senders.all.len(), 1_000);
 }
 
-/// Threads that write now and then, and kick if they are asked to, against one that serves, looks for
-/// kicks and sleeps; how many frames were not taken.
-fn lost(kicks: bool) -> u64 {
-    const SENDERS: u32 = 64;
-    const EACH: u64 = 300;
-    let (mut senders, rings) = many(SENDERS);
+/// What a while of kicks came to.
+#[derive(Debug)]
+struct Kicked {
+    /// Frames that were not taken.
+    lost: u64,
+    /// How often the thread that serves slept.
+    slept: u64,
+}
+
+/// Threads that write a frame each, kick if they are asked to, and wait until it is taken, against one that serves,
+/// looks for kicks and sleeps. Nobody makes up for a kick that is lost: its writer, and with it the whole, waits for ever.
+fn kicked(writers: u32, each: u64, kicks: bool) -> Kicked {
+    let (mut senders, rings) = many(writers);
     settle(&mut senders);
-    let writers = rings
-        .into_iter()
-        .enumerate()
-        .map(|(nth, (mut producer, mut kick))| {
-            std::thread::spawn(move || {
-                let mut dice = nth as u64 + 1;
-                for _ in 0..EACH {
-                    dice ^= dice << 13;
-                    dice ^= dice >> 7;
-                    dice ^= dice << 17;
-                    // As often meets the thread before it sleeps, while it does, and after.
-                    match dice % 4 {
-                        0 => std::thread::sleep(Duration::from_micros(dice >> 8 & 0xff)),
-                        1 => std::thread::yield_now(),
-                        _ => {}
+    // For who waits in vain.
+    let is_over = Arc::new(AtomicBool::new(false));
+    let write = |nth: u64, (mut producer, mut kick): (Producer, UnixStream)| {
+        let is_over = Arc::clone(&is_over);
+        move || {
+            let mut dice = nth + 1;
+            for _ in 0..each {
+                dice ^= dice << 13;
+                dice ^= dice >> 7;
+                dice ^= dice << 17;
+                // As often meets the thread before it sleeps, while it does, and after.
+                match dice % 4 {
+                    0 => std::thread::sleep(Duration::from_micros(dice >> 8 & 0xff)),
+                    1 => std::thread::yield_now(),
+                    _ => {}
+                }
+                assert_eq!(producer.push(&Meta::default(), &[7; 60]), Ok(true));
+                producer.publish();
+                if producer.bell(0) == Bell::Ring && kicks {
+                    let _ = kick.write(&[1]);
+                }
+                let mut looks = 0_u32;
+                while producer.used() > 0 {
+                    if is_over.load(Ordering::Relaxed) {
+                        return;
                     }
-                    while producer.push(&Meta::default(), &[7; 60]) != Ok(true) {
-                        std::thread::yield_now();
-                    }
-                    producer.publish();
-                    if producer.bell(0) == Bell::Ring && kicks {
-                        let _ = kick.write(&[1]);
+                    looks += 1;
+                    match looks % 16 {
+                        0 => std::thread::sleep(Duration::from_micros(50)),
+                        _ => std::thread::yield_now(),
                     }
                 }
-                (producer, kick)
-            })
-        });
-    let writers: Vec<_> = writers.collect();
-    let started = Instant::now();
-    let limit = match kicks {
-        true => Duration::from_secs(60),
-        false => Duration::from_millis(300),
+            }
+        }
     };
-    let all = u64::from(SENDERS) * EACH;
+    let threads = (0..)
+        .zip(rings)
+        .map(|(nth, ring)| std::thread::spawn(write(nth, ring)));
+    let threads: Vec<_> = threads.collect();
+    let started = Instant::now();
+    let (limit, tick) = match kicks {
+        true => (Duration::from_secs(60), Duration::from_secs(5)),
+        false => (Duration::from_millis(300), Duration::from_millis(100)),
+    };
+    let tick = rustix::event::Timespec::try_from(tick).unwrap();
+    let all = u64::from(writers) * each;
+    let mut slept = 0;
     while senders.total().taken < all && started.elapsed() < limit {
         let now_us = started.elapsed().as_micros() as u64;
         assert_eq!(senders.listen(now_us), None);
@@ -128,41 +150,32 @@ fn lost(kicks: bool) -> u64 {
                 &waker,
                 rustix::event::PollFlags::IN,
             )];
-            let tick = rustix::event::Timespec {
-                tv_sec: 0,
-                tv_nsec: 100_000_000,
-            };
             let woken = rustix::event::poll(&mut events, Some(&tick)).unwrap();
-            // What was missed would be found by the time alone: it must not be.
-            assert!(
-                woken > 0
-                    || !kicks
-                    || senders.total().taken == all
-                    || writers.iter().any(|it| !it.is_finished())
-            );
+            // The time must not make up for it either: of few rings each turn looks at all.
+            if woken == 0 && kicks {
+                break;
+            }
+            slept += 1;
             assert_eq!(senders.hush(), None);
         }
     }
-    let left = all - senders.total().taken;
-    // A writer without room waits for the thread, which is over.
-    let mut gone = Senders::default();
-    std::mem::swap(&mut gone, &mut senders);
-    for writer in writers {
-        while !writer.is_finished() {
-            let ids: Vec<u32> = (0..SENDERS).collect();
-            gone.wake(&ids);
-            gone.serve(&mut Wire, 0, &mut |_, _| {});
-        }
-        drop(writer.join().unwrap());
-    }
-    left
+    is_over.store(true, Ordering::Relaxed);
+    threads.into_iter().for_each(|it| it.join().unwrap());
+    let lost = all - senders.total().taken;
+    Kicked { lost, slept }
 }
 
 #[test]
 fn no_kick_is_lost_between_looking_arming_and_sleeping() {
-    assert_eq!(lost(true), 0);
+    // Many, of which one kicks while the thread looks at others; and so few that it sleeps between most frames.
+    for (writers, each) in [(64, 300), (2, 3_000)] {
+        let kicked = kicked(writers, each, true);
+        eprintln!("{writers} writers: {kicked:?}");
+        assert_eq!(kicked.lost, 0, "{writers} writers");
+        assert!(writers > 2 || kicked.slept > 100, "{kicked:?}");
+    }
     // The control: without kicks, what comes for a ring that sleeps stays there.
-    assert!(lost(false) > 0);
+    assert!(kicked(64, 300, false).lost > 0);
 }
 
 /// Nanoseconds of a turn in which one of so many sends a frame.
