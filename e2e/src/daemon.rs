@@ -449,6 +449,22 @@ pub fn guest_program() -> Result<PathBuf> {
     Err(LabError::Missing(what))
 }
 
+/// A program of `guest/examples`, which cargo builds with the library's tests.
+///
+/// # Errors
+/// [`LabError::Missing`] if it was not built.
+pub fn example(name: &str) -> Result<PathBuf> {
+    let test = std::env::current_exe().map_err(LabError::io("find this program"))?;
+    let program = test.ancestors().nth(2).unwrap_or(&test).join("examples");
+    let program = program.join(name);
+    if program.is_file() {
+        return Ok(program);
+    }
+    let path = program.display();
+    let what = format!("no {path}: run `cargo build -p libvnplug --example {name}` first");
+    Err(LabError::Missing(what))
+}
+
 /// The error text of a refused request, or the message that came instead.
 ///
 /// # Panics

@@ -8,11 +8,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use vnplug::{BackEnd, BackEndOptions, Error, Heard};
 use vnplug_e2e::attached::{AttachedUml, agent, everything, image};
-use vnplug_e2e::daemon::Daemon;
-use vnplug_e2e::groups::boot;
+use vnplug_e2e::daemon::{Daemon, example};
 use vnplug_e2e::times::Times;
 use vnplug_e2e::user::{USER, open_to_all};
-use vnplug_e2e::{Guest, Job, Lab, Machine, container};
+use vnplug_e2e::{Guest, Image, Job, Lab, Machine, Qemu, QemuConfig, container};
 use vnplug_ring::control::{REVOKED_CHANNEL, code};
 use vnplug_testing::{Deadline, PATIENCE, eventually};
 
@@ -31,6 +30,13 @@ fn daemon(lab: &Lab, more: &str) -> Daemon {
         "none,id=9,uid=0",
     ];
     Daemon::start(lab, None, &args).unwrap()
+}
+
+/// With `pen` of the library's examples, which writes memory.
+fn with_pen() -> Image {
+    image()
+        .unwrap()
+        .program_at(example("pen").unwrap(), "/bin/pen")
 }
 
 fn back_end(daemon: &Daemon) -> BackEnd {
@@ -112,16 +118,59 @@ fn speaks(guest: &Guest, back: &mut BackEnd, whose: &str) {
         let expected: String = (0..20).map(|at| format!("to {name}-{at}\n")).collect();
         assert_eq!(said.text().trim_end(), expected.trim_end());
     }
-    // The longest message, by whatever the channel is made of.
-    let long = "vnplug channel kv -c 1 --say go | wc -c";
-    let long = guest.spawn(long).unwrap();
+    // The longest message, both ways, by whatever the channel is made of.
+    let len = vnplug::MAX_SAID;
+    let long =
+        format!("awk 'BEGIN {{ printf \"%{len}s\\n\", \"x\" }}' | vnplug channel kv -c 1 | wc -c");
+    let long = guest.spawn(&long).unwrap();
     let channel = joined(back, whose);
-    assert!(matches!(heard(back), Heard::Message { .. }));
-    back.send(channel, &[b'x'; vnplug::MAX_SAID]).unwrap();
-    assert_eq!(
-        long.wait(PATIENCE).unwrap().text().trim(),
-        (vnplug::MAX_SAID + 1).to_string()
-    );
+    let Heard::Message { bytes, .. } = heard(back) else {
+        panic!("no message");
+    };
+    assert!(bytes.len() == len && bytes.ends_with(b" x"));
+    back.send(channel, &bytes).unwrap();
+    let said = long.wait(PATIENCE).unwrap();
+    assert_eq!(said.text().trim(), (len + 1).to_string());
+    assert!(matches!(heard(back), Heard::Left { .. }));
+}
+
+/// Events of four kinds, each way: however they are put together, their sums are what happened.
+fn counts(guest: &Guest, back: &mut BackEnd, whose: &str) {
+    const EACH: u64 = 250;
+    let happens = "--event 0 --event 1 --event 2 --event 3";
+    let program = guest.spawn(&format!(
+        "vnplug channel kv -c 1 $(for i in $(seq {EACH}); do echo {happens}; done) <>/tmp/quiet 2>&1"
+    ));
+    let program = program.unwrap();
+    let channel = joined(back, whose);
+    let mut events = [0; 4];
+    while events != [EACH; 4] {
+        match heard(back) {
+            Heard::Event { event, count, .. } => events[usize::from(event)] += count,
+            other => panic!("{other:?}"),
+        }
+        assert!(events.iter().all(|count| *count <= EACH), "{events:?}");
+    }
+    for _ in 0..EACH {
+        (0..4).for_each(|event| back.event(channel, event, 1).unwrap());
+    }
+    let told = |said: &str| {
+        let sum = |event: u8| {
+            let begin = format!("# event {event}: ");
+            let counts = said.lines().filter_map(|line| line.strip_prefix(&begin));
+            counts.map(|it| it.parse::<u64>().unwrap()).sum::<u64>()
+        };
+        [0, 1, 2, 3].map(sum)
+    };
+    let all = || {
+        program
+            .peek(1 << 16)
+            .is_ok_and(|said| told(&said) == [EACH; 4])
+    };
+    eventually("all events are told", all);
+    // And no more of them until it ends.
+    back.send(channel, b"bye").unwrap();
+    assert_eq!(told(&program.wait(PATIENCE).unwrap().text()), [EACH; 4]);
     assert!(matches!(heard(back), Heard::Left { .. }));
 }
 
@@ -254,6 +303,54 @@ fn is_emptied(guest: &Guest, back: &mut BackEnd, whose: &str) {
     }
 }
 
+/// A program writes memory that it may write, and none that it may only read; what it writes into memory that was taken
+/// from it nobody sees.
+fn writes(guest: &Guest, back: &mut BackEnd, whose: &str) {
+    const TEXT: &[u8; 4] = b"mine";
+    let program = guest.spawn("pen kv mine 2>&1").unwrap();
+    let channel = joined(back, whose);
+    let begins = |back: &BackEnd, region| {
+        let mut bytes = [0; TEXT.len()];
+        back.memory(region).unwrap().read(0, &mut bytes).unwrap();
+        bytes
+    };
+    let read = shares_again(back, channel, 4096, false);
+    shows(&program, &format!("memory {read}: refused"));
+    assert_eq!(begins(back, read), [0; 4]);
+    let region = shares_again(back, channel, 4096, true);
+    shows(&program, &format!("memory {region}: written"));
+    assert_eq!(begins(back, region), *TEXT);
+    // It does not let go, and writes on.
+    assert!(!back.withdraw(region, Duration::from_millis(500)).unwrap());
+    let next = shares_again(back, channel, 4096, false);
+    shows(&program, &format!("memory {next}: refused"));
+    back.event(channel, 0, 1).unwrap();
+    shows(&program, "all are written again");
+    assert_eq!([read, next].map(|it| begins(back, it)), [[0; 4]; 2]);
+    program.signal("KILL").unwrap();
+    assert!(matches!(heard(back), Heard::Left { channel: of, .. } if of == channel));
+}
+
+/// The back-end goes without a word, and comes again: a program is told both.
+fn hears_of_its_death(guest: &Guest, daemon: &Daemon, back: BackEnd, whose: &str) -> BackEnd {
+    let command = "vnplug channel kv <>/tmp/quiet 2>&1";
+    let program = guest.spawn(command).unwrap();
+    let mut back = back;
+    joined(&mut back, whose);
+    let began = Instant::now();
+    drop(back);
+    shows(&program, "# gone");
+    let took = began.elapsed();
+    eprintln!("{whose}: told of the back-end's death in {took:?}, by looks at what it shows");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    let mut back = back_end(daemon);
+    let channel = joined(&mut back, whose);
+    shows(&program, "# back");
+    program.signal("KILL").unwrap();
+    assert!(matches!(heard(&mut back), Heard::Left { channel: of, .. } if of == channel));
+    back
+}
+
 /// The daemon is killed under a program with memory, and started again: program and back-end go on by themselves.
 fn resumes(uml: &AttachedUml, daemon: &mut Daemon, back: &mut BackEnd) {
     let command = "vnplug channel kv --dump 32 <>/tmp/quiet 2>&1";
@@ -360,14 +457,16 @@ fn deaths_are_told(guest: &Guest, daemon: &Daemon, mut back: BackEnd) -> BackEnd
 fn programs_in_a_uml_speak_to_a_back_end_and_share_memory_of_the_pool() {
     let lab = Lab::new().unwrap();
     let mut daemon = daemon(&lab, ",pool=yes");
-    let uml = AttachedUml::boot(&lab, &daemon, "uml", everything(), image().unwrap());
+    let uml = AttachedUml::boot(&lab, &daemon, "uml", everything(), with_pen());
     let uml = uml.unwrap_or_else(|error| panic!("{error}"));
     let _agent = agent(&uml.guest).unwrap();
     let mut back = back_end(&daemon);
     speaks(&uml.guest, &mut back, "vm:uml");
+    counts(&uml.guest, &mut back, "vm:uml");
     floods(&uml.guest, &mut back);
     shares(&uml.guest, &mut back, "vm:uml");
     is_emptied(&uml.guest, &mut back, "vm:uml");
+    writes(&uml.guest, &mut back, "vm:uml");
     resumes(&uml, &mut daemon, &mut back);
     is_revoked(&uml.guest, &daemon, &mut back);
     // All of it is free again.
@@ -431,7 +530,7 @@ fn the_same_program_in_a_container_speaks_and_shares_memory() {
     let none = "none,id=9,uid=0";
     let backends = ["--backend", &kv, "--backend", none];
     let daemon = Daemon::start(&lab, None, &[&args[..], &backends].concat()).unwrap();
-    let container = container::start(&lab, USER, &daemon.socket(), &image().unwrap());
+    let container = container::start(&lab, USER, &daemon.socket(), &with_pen());
     let container = container.unwrap_or_else(|error| panic!("{error}"));
     // It is one: of the host it has the socket, and no process, interface or user.
     let is = "ls /run/vnplug; ip -o link | wc -l; id -u; pidof init systemd vnplugd; ls /proc | grep -c '^[0-9]'";
@@ -443,9 +542,12 @@ fn the_same_program_in_a_container_speaks_and_shares_memory() {
     assert!(processes.parse::<u32>().unwrap() < 20, "{is}");
     let mut back = back_end(&daemon);
     speaks(&container, &mut back, &whose);
+    counts(&container, &mut back, &whose);
     floods(&container, &mut back);
     shares(&container, &mut back, &whose);
     is_emptied(&container, &mut back, &whose);
+    writes(&container, &mut back, &whose);
+    let mut back = hears_of_its_death(&container, &daemon, back, &whose);
     // It ends with a program in it, and that is told.
     let _program = container
         .spawn("vnplug channel kv <>/tmp/quiet 2>&1")
@@ -456,10 +558,10 @@ fn the_same_program_in_a_container_speaks_and_shares_memory() {
 }
 
 /// Shares so much as soon as what was there before is taken out, or who plugs is there again.
-fn shares_again(back: &mut BackEnd, channel: u32, bytes: u64) -> u32 {
+fn shares_again(back: &mut BackEnd, channel: u32, bytes: u64, writable: bool) -> u32 {
     let began = Instant::now();
     loop {
-        match back.share(channel, bytes, false) {
+        match back.share(channel, bytes, writable) {
             Ok(region) => return region,
             Err(Error::Refused { .. }) if began.elapsed() < PATIENCE => {
                 std::thread::sleep(Duration::from_millis(50));
@@ -474,7 +576,12 @@ fn a_running_qemu_gets_memory_of_its_own_and_gives_it_back() {
     let lab = Lab::new().unwrap();
     let mut daemon = daemon(&lab, "");
     for (vm, machine) in [("pc", Machine::Pc), ("q35", Machine::Q35 { root_ports: 4 })] {
-        let guest = boot(&lab, machine).unwrap();
+        let config = QemuConfig {
+            machine,
+            image: with_pen(),
+            ..QemuConfig::default()
+        };
+        let guest = Qemu::boot(&lab, config).unwrap();
         let qmp = guest.qmp_path().unwrap();
         let mut command = daemon.command().unwrap();
         command.args([
@@ -486,14 +593,20 @@ fn a_running_qemu_gets_memory_of_its_own_and_gives_it_back() {
         let mut back = back_end(&daemon);
         let whose = format!("vm:{vm}");
         speaks(&guest, &mut back, &whose);
+        counts(&guest, &mut back, &whose);
         floods(&guest, &mut back);
         shares(&guest, &mut back, &whose);
         is_emptied(&guest, &mut back, &whose);
+        // Memory that a program keeps has its port until it goes, and q35 has four.
+        if vm == "pc" {
+            writes(&guest, &mut back, &whose);
+        }
+        let mut back = hears_of_its_death(&guest, &daemon, back, &whose);
         // What was plugged is taken out: twice the limit goes, one after the other, and more at once does not.
         let program = guest.spawn("vnplug channel kv <>/tmp/quiet 2>&1").unwrap();
         let channel = joined(&mut back, &whose);
         for _ in 0..4 {
-            let region = shares_again(&mut back, channel, 3 << 20);
+            let region = shares_again(&mut back, channel, 3 << 20, false);
             let Err(Error::Refused {
                 code: code::NO_MEMORY,
                 text,
@@ -504,7 +617,7 @@ fn a_running_qemu_gets_memory_of_its_own_and_gives_it_back() {
             assert!(text.contains("--grow"), "{text}");
             assert!(back.withdraw(region, Duration::from_secs(30)).unwrap());
             let began = Instant::now();
-            let region = shares_again(&mut back, channel, 7 << 20);
+            let region = shares_again(&mut back, channel, 7 << 20, false);
             eprintln!(
                 "{vm}: taken out, and more plugged, in {:?}",
                 began.elapsed()
@@ -519,7 +632,7 @@ fn a_running_qemu_gets_memory_of_its_own_and_gives_it_back() {
                 break channel;
             }
         };
-        let region = shares_again(&mut back, channel, 4096);
+        let region = shares_again(&mut back, channel, 4096, false);
         assert!(back.withdraw(region, Duration::from_secs(30)).unwrap());
         drop(program);
         plugger.kill().unwrap();
