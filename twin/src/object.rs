@@ -15,7 +15,7 @@ use crate::check::Context;
 use crate::hash::{self, Layout};
 use crate::layout::{MAX_MAPS, lay_out};
 use crate::per_cpu;
-use crate::section::with_old_names;
+use crate::section::{absent_bytes, with_old_names};
 
 /// An object, and the program in it that was asked for.
 #[derive(Debug)]
@@ -117,6 +117,15 @@ impl Object {
     /// # Errors
     /// [`ObjectError`]: what is wrong with it, and what to do.
     pub fn parse(bytes: &[u8], program: Option<&str>) -> Result<Self, ObjectError> {
+        match absent_bytes(bytes) {
+            Some(0..=MAX_MAPS) => {}
+            Some(_) => return Err(too_much()),
+            None => {
+                let what =
+                    "not an eBPF object: no ELF file of 64 bits, little endian, with sections";
+                return Err(ObjectError(what.into()));
+            }
+        }
         // The reader is made for objects that compilers left; of others it may fail in its own way.
         let bytes = with_old_names(bytes);
         let parsed = std::panic::catch_unwind(|| aya_obj::Object::parse(&bytes));
@@ -152,10 +161,7 @@ impl Object {
         };
         let copied: u64 = maps.iter().filter(|map| map.constant).map(len).sum();
         if lay_out(maps.iter().map(len)).is_none() || copied > MAX_COPIED {
-            let (all, copied) = (MAX_MAPS >> 20, MAX_COPIED >> 20);
-            return Err(ObjectError(format!(
-                "its maps have more than {all} MiB together, or those that it only reads more than {copied}"
-            )));
+            return Err(too_much());
         }
         Ok(Self {
             inner,
@@ -219,6 +225,13 @@ impl Object {
             .map(|it| Insn::new(it.code, it.dst_reg(), it.src_reg(), it.off, it.imm))
             .collect())
     }
+}
+
+fn too_much() -> ObjectError {
+    let (all, copied) = (MAX_MAPS >> 20, MAX_COPIED >> 20);
+    ObjectError(format!(
+        "its maps have more than {all} MiB together, or those that it only reads more than {copied}"
+    ))
 }
 
 fn choose(object: &aya_obj::Object, program: Option<&str>) -> Result<String, ObjectError> {

@@ -1,4 +1,5 @@
-//! Names of sections that libbpf knows and `aya-obj` does not.
+//! What is looked at in an object before `aya-obj` reads it: names of sections that libbpf knows and it does not, and memory that it
+//! would take for sections without looking how much.
 //!
 //! libbpf's newer names for programs of traffic control (`SEC("tc")`) mean what `SEC("classifier")` does, the only
 //! one that the reader of objects takes. So such a section is given that name before the object is read: the table of
@@ -11,6 +12,31 @@ use std::borrow::Cow;
 const NEW_NAMES: [&[u8]; 3] = [b"tc", b"tc/ingress", b"tcx/ingress"];
 const OLD_NAME: &[u8] = b"classifier\0";
 
+/// Bytes of memory for sections of which nothing is in the file (`.bss`). `None`: it is no ELF file of 64 bits, little endian,
+/// with a table of sections.
+pub(crate) fn absent_bytes(object: &[u8]) -> Option<u64> {
+    let (first, count) = sections(object)?;
+    let mut absent = 0_u64;
+    // 0: more than the field can say, which no compiler leaves.
+    for nth in 0..(count > 0).then_some(count)? {
+        let at = first.checked_add(nth.checked_mul(SECTION_HEADER)?)?;
+        if number::<4>(object, at.checked_add(4)?)? == NOT_IN_THE_FILE {
+            absent = absent.saturating_add(number::<8>(object, at.checked_add(0x20)?)?);
+        }
+    }
+    Some(absent)
+}
+
+/// Where the first header of a section is, and how many there are.
+fn sections(object: &[u8]) -> Option<(usize, usize)> {
+    // `Elf64_Ehdr`: magic, 64 bits, little endian, as clang leaves objects for this host.
+    if !object.starts_with(b"\x7fELF\x02\x01") {
+        return None;
+    }
+    let first = usize::try_from(number::<8>(object, 0x28)?).ok()?;
+    Some((first, number::<2>(object, 0x3c)? as usize))
+}
+
 /// The object, with the names that its reader knows.
 pub(crate) fn with_old_names(object: &[u8]) -> Cow<'_, [u8]> {
     match renamed(object) {
@@ -21,12 +47,7 @@ pub(crate) fn with_old_names(object: &[u8]) -> Cow<'_, [u8]> {
 
 /// `None`: nothing is to be renamed.
 fn renamed(object: &[u8]) -> Option<Vec<u8>> {
-    // `Elf64_Ehdr`: magic, 64 bits, little endian, as clang leaves objects for this host.
-    if !object.starts_with(b"\x7fELF\x02\x01") {
-        return None;
-    }
-    let sections = usize::try_from(number::<8>(object, 0x28)?).ok()?;
-    let count = number::<2>(object, 0x3c)? as usize;
+    let (sections, count) = sections(object)?;
     let header = |nth: usize| sections.checked_add(nth.checked_mul(SECTION_HEADER)?);
     let table = header(number::<2>(object, 0x3e)? as usize)?;
     let names = {
@@ -69,7 +90,9 @@ fn number<const BYTES: usize>(object: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(wide))
 }
 
-/// Bytes of `Elf64_Shdr`: the name's place at 0, where the section begins at 0x18, its length at 0x20.
+/// `SHT_NOBITS`
+const NOT_IN_THE_FILE: u64 = 8;
+/// Bytes of `Elf64_Shdr`: the name's place at 0, the type at 4, where the section begins at 0x18, its length at 0x20.
 const SECTION_HEADER: usize = 64;
 
 #[cfg(test)]
@@ -117,6 +140,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_in_the_file_is_counted() {
+        let mut of = object(b"\0.bss\0", 1);
+        assert_eq!(absent_bytes(&of), Some(0));
+        of[128 + 4] = NOT_IN_THE_FILE as u8;
+        of[128 + 0x20..128 + 0x28].copy_from_slice(&(1_u64 << 40).to_le_bytes());
+        assert_eq!(absent_bytes(&of), Some(1 << 40));
+        of[64 + 4] = NOT_IN_THE_FILE as u8;
+        of[64 + 0x20..64 + 0x28].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert_eq!(absent_bytes(&of), Some(u64::MAX));
+        // No table, and one that is not there.
+        of[0x3c] = 0;
+        assert_eq!(absent_bytes(&of), None);
+        of[0x3c] = 99;
+        assert_eq!(absent_bytes(&of), None);
+        assert_eq!(absent_bytes(b"socket = 1"), None);
+    }
+
+    #[test]
     fn what_makes_no_sense_is_left_alone() {
         let whole = object(b"\0tc\0", 1);
         for len in 0..whole.len() {
@@ -126,7 +167,7 @@ mod tests {
             for byte in [0, 1, 0x7f, 0xff] {
                 let mut lie = whole.clone();
                 lie[at] = byte;
-                let _ = with_old_names(&lie);
+                let _ = (with_old_names(&lie), absent_bytes(&lie));
             }
         }
     }
