@@ -56,6 +56,8 @@ pub struct Sender {
     pub(super) held_us: Option<u64>,
     /// Bytes that it may still take in its turn; less than 0: what it took of its next one.
     pub(super) deficit: i64,
+    /// It sent something in its last turn, so it is one of those among whom the next ones are shared out.
+    pub(super) is_active: bool,
     /// How often nothing was found in turn.
     dry: u32,
     over: bool,
@@ -210,6 +212,7 @@ impl Sender {
             bucket: None,
             held_us: None,
             deficit: 0,
+            is_active: false,
             dry: 0,
             over: false,
             cost: 0,

@@ -14,7 +14,8 @@ impl Senders {
     /// are to see goes to `shown`, with the ports that are of its sender.
     ///
     /// Senders have turns by bytes (deficit round robin): each may take so many, times its weight, and what it takes
-    /// too much is missing in its next turn. A turn goes on where the last one ended.
+    /// too much is missing in its next turn. A turn goes on where the last one ended. How many bytes that is depends on how many
+    /// sent something when all had their turn; whoever did not, after a rest, has few first: all may begin at once.
     pub(in crate::engine) fn serve(
         &mut self,
         out: &mut dyn Transmitter,
@@ -40,7 +41,11 @@ impl Senders {
                 continue;
             };
             if !self.is_within {
-                sender.deficit += (self.quantum * u64::from(sender.weight())) as i64;
+                let quantum = match sender.is_active {
+                    true => self.quantum,
+                    false => first_quantum(self.places.len() as u64),
+                };
+                sender.deficit += (quantum * u64::from(sender.weight())) as i64;
                 self.is_within = true;
             }
             let most = (sender.deficit.max(0) as u64).min(TURN - bytes);
@@ -66,6 +71,7 @@ impl Senders {
                     };
                     let at = self.next;
                     if visit.is_dry || sender.deficit <= 0 {
+                        sender.is_active = visit.frames > 0;
                         self.active += u64::from(visit.frames > 0);
                         (self.next, self.is_within) = (at + 1, false);
                     }
@@ -104,9 +110,20 @@ impl Senders {
     }
 }
 
+/// Bytes of the first turn of a sender that rested, among so many that may send.
+fn first_quantum(places: u64) -> u64 {
+    match places {
+        // Nobody waits for it.
+        0 | 1 => TURN,
+        many => (TURN / many).clamp(LONGEST_FRAME, LEAST_QUANTUM),
+    }
+}
+
 /// So few are looked at every turn: that costs less than a kick.
 const FEW: usize = 16;
 /// Bytes that are taken in a turn: a copy of some ten microseconds.
-const TURN: u64 = 256 << 10;
+pub(super) const TURN: u64 = 256 << 10;
+/// Bytes of a frame with the usual MTU: a turn is one such frame at least.
+const LONGEST_FRAME: u64 = 1518;
 /// Bytes of one sender's turn, of many.
 pub(super) const LEAST_QUANTUM: u64 = 8 << 10;

@@ -1,7 +1,7 @@
 //! Turns: bounded, fair by bytes, weighed, held by a rate.
 
 use super::*;
-use crate::engine::senders::turns::LEAST_QUANTUM;
+use crate::engine::senders::turns::{LEAST_QUANTUM, TURN};
 use vnplug_frame::MAX_BATCH;
 use vnplug_ring::layout::Place;
 
@@ -105,6 +105,53 @@ fn senders_have_equal_parts_by_bytes_whatever_the_length_of_their_frames() {
     }
     // The control: by frames, which is what it was, 60 against 1514 bytes is no equal part.
     assert!(jain([60.0, 1514.0]) < 0.55);
+}
+
+/// The bytes that others have sent when each of 64 senders has its first frame taken, all of which begin at once after a rest,
+/// one of them after it was alone.
+fn waits_after_a_rest(count: u32) -> Vec<u64> {
+    let mut rings: Vec<_> = (1..=count).map(|id| sender_of(id, 1 << 18, 1514)).collect();
+    let mut all = attached(&mut rings);
+    let mut now_us = 0;
+    let mut serve = |all: &mut Senders| {
+        now_us += 100;
+        all.serve(&mut Wire, now_us, &mut |_, _| {}).frames
+    };
+    // One alone, and its turns are long.
+    write(&mut rings[0].1, 150, 1514);
+    while serve(&mut all) > 0 {}
+    // All rest.
+    for _ in 0..1_000 {
+        assert_eq!(serve(&mut all), 0);
+    }
+    let before = all.total().bytes;
+    for (_, producer, _) in &mut rings {
+        write(producer, 150, 1514);
+    }
+    let ids: Vec<u32> = (1..=count).collect();
+    all.wake(&ids);
+    let mut waited: Vec<Option<u64>> = vec![None; count as usize];
+    while waited.iter().any(Option::is_none) {
+        assert!(serve(&mut all) > 0);
+        let total = all.total().bytes - before;
+        for (id, it) in all.counters() {
+            let had = if id == 1 { 150 } else { 0 };
+            if it.taken > had {
+                waited[id as usize - 1].get_or_insert(total - (it.bytes - had * 1514));
+            }
+        }
+    }
+    waited.into_iter().flatten().collect()
+}
+
+#[test]
+fn of_64_that_begin_at_once_after_a_rest_the_last_waits_for_a_little_of_each() {
+    let waited = waits_after_a_rest(64);
+    let most = *waited.iter().max().unwrap();
+    // For 4 KiB and a frame of each, and what its own turn of the thread took beside it.
+    assert!(most <= 64 * ((4 << 10) + 1514) + TURN, "{most}");
+    // The control: each has many times that waiting, and one alone would have it taken in a turn.
+    const { assert!(64 * 150 * 1514 > 16 * (64 * ((4 << 10) + 1514) + TURN)) };
 }
 
 #[test]

@@ -13,6 +13,7 @@ pub(super) const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
 pub(super) const FOREIGN: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const LEN: usize = 128;
 const CAPACITY: u64 = 1 << 15;
+pub(super) const SNAPLEN: u32 = 512;
 /// What lies before and behind the ring, in memory that is not the sender's.
 pub(super) const CANARY: [u8; 8] = *b"\xcaNARY\xca\xca\xca";
 
@@ -84,6 +85,64 @@ impl Transmitter for Places {
     }
 }
 
+/// Memory that is full of canaries.
+pub(super) fn canaries(bytes: u64) -> Region {
+    let all = Region::heap(bytes);
+    for at in (0..all.len() / 8 * 8).step_by(8) {
+        all.write(at, &CANARY);
+    }
+    all
+}
+
+/// The terms of who may send as its own station alone.
+pub(super) fn locked() -> Arc<Terms> {
+    let lock = SourceLock {
+        stations: vec![OWN],
+        ..SourceLock::default()
+    };
+    Arc::new(Terms {
+        lock,
+        ..Terms::default()
+    })
+}
+
+/// Of its transmit ring.
+pub(super) fn geometry(capacity: u64) -> Geometry {
+    Geometry {
+        capacity,
+        snaplen: SNAPLEN,
+        link_type: 1,
+        epoch: 256,
+        port: 1,
+        queue: 0,
+    }
+}
+
+/// Does something while another thread writes again and again, whatever becomes of it.
+pub(super) fn while_written<T>(mut writes: impl FnMut() + Send, does: impl FnOnce() -> T) -> T {
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let (over, runs) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let (is_over, runs) = (&over, &runs);
+        scope.spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                writes();
+                runs.store(true, Ordering::Relaxed);
+            }
+        });
+        let _over = Over(&over);
+        while !runs.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        does()
+    })
+}
+
 pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
@@ -108,53 +167,26 @@ enum Taken {
 
 /// So many records of a hostile sender; what was seen on the wire, and how often it was caught in a lie.
 fn attack(records: u64, taken: Taken) -> (Seen, u64) {
-    let all = Region::heap(3 * ring_size(CAPACITY));
-    for at in (0..all.len() / 8 * 8).step_by(8) {
-        all.write(at, &CANARY);
-    }
+    let all = canaries(3 * ring_size(CAPACITY));
     let len = ring_size(CAPACITY);
     let ring = all.part(len, len).unwrap();
     ring.clear(0, len);
-    let lock = SourceLock {
-        stations: vec![OWN],
-        ..SourceLock::default()
-    };
-    let terms = Arc::new(Terms {
-        lock,
-        ..Terms::default()
-    });
+    let terms = locked();
     let size = record_size(LEN as u32);
     let slots = CAPACITY / size;
-    let (over, runs) = (AtomicBool::new(false), AtomicBool::new(false));
     let (mut link, mut lies) = (Places::default(), 0);
-    std::thread::scope(|scope| {
-        // It writes another station's address over its own, or its own, wherever a record may lie.
-        let writer = ring.clone();
-        let (over, runs) = (&over, &runs);
-        scope.spawn(move || {
-            let mut dice = Dice(7);
-            while !over.load(Ordering::Relaxed) {
-                let at = DATA_OFFSET + dice.throw(slots) * size + RECORD_HEADER + 6;
-                writer.write(at, [&OWN, &FOREIGN][dice.throw(2) as usize]);
-                runs.store(true, Ordering::Relaxed);
-            }
-        });
+    // It writes another station's address over its own, or its own, wherever a record may lie.
+    let (writer, mut writes) = (ring.clone(), Dice(7));
+    let writes = move || {
+        let at = DATA_OFFSET + writes.throw(slots) * size + RECORD_HEADER + 6;
+        writer.write(at, [&OWN, &FOREIGN][writes.throw(2) as usize]);
+    };
+    while_written(writes, || {
         let mut frame = [7; LEN];
         frame[6..12].copy_from_slice(&OWN);
         let (mut done, mut dice) = (0, Dice(11));
-        while !runs.load(Ordering::Relaxed) {
-            std::thread::yield_now();
-        }
         'again: while done < records {
-            let geometry = Geometry {
-                capacity: CAPACITY,
-                snaplen: 512,
-                link_type: 1,
-                epoch: 256,
-                port: 1,
-                queue: 0,
-            };
-            let intake = Intake::create(ring.clone(), geometry).unwrap();
+            let intake = Intake::create(ring.clone(), geometry(CAPACITY)).unwrap();
             let mut producer = Producer::attach(ring.clone()).unwrap();
             let mut sender = Sender::new(1, intake, None, None);
             sender.set_terms(Arc::clone(&terms), 0);
@@ -174,8 +206,8 @@ fn attack(records: u64, taken: Taken) -> (Seen, u64) {
                 let lens = [
                     0,
                     LEN as u32 + 1,
-                    512,
-                    513,
+                    SNAPLEN,
+                    SNAPLEN + 1,
                     CAPACITY as u32,
                     u32::MAX - 1,
                     PAD,
@@ -229,7 +261,6 @@ fn attack(records: u64, taken: Taken) -> (Seen, u64) {
             }
             link.seen.refused += sender.counters.dropped_station;
         }
-        over.store(true, Ordering::Relaxed);
     });
     (link.seen, lies)
 }

@@ -1,11 +1,12 @@
 //! A sender that posts places that are not its own, overlap, are used again, and are written over while they are taken.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use super::hostile::{CANARY, Dice, FOREIGN, OWN, Places, Seen};
+use super::hostile::{
+    Dice, FOREIGN, OWN, Places, SNAPLEN, Seen, canaries, geometry, locked, while_written,
+};
 use super::*;
 use vnplug_frame::MAX_BATCH;
-use vnplug_frame::lock::SourceLock;
 use vnplug_ring::layout::{DATA_OFFSET, HEAD, Place, RECORD_HEADER, record_size};
 
 const LEN: u64 = 128;
@@ -15,7 +16,6 @@ const SENT: u64 = 1 << 15;
 /// The record area that its places may name, and what lies before and behind it.
 const AREA: u64 = 1 << 16;
 const GUARD: u64 = 1 << 16;
-const SNAPLEN: u32 = 512;
 /// Where a record says how many bytes lie at its place, and where that is.
 const PLACE_LEN: u64 = 4;
 const PLACE_AT: u64 = 8;
@@ -60,10 +60,7 @@ fn place(dice: &mut Dice) -> Place {
 /// So many posted records of a hostile sender: what was seen on the wire, and how many places were refused.
 fn attack(records: u64, own: usize, taken: Taken) -> (Seen, u64) {
     // canaries | record area | canaries | transmit ring | canaries
-    let all = Region::heap(3 * GUARD + AREA + ring_size(SENT));
-    for at in (0..all.len()).step_by(8) {
-        all.write(at, &CANARY);
-    }
+    let all = canaries(3 * GUARD + AREA + ring_size(SENT));
     let area = all.part(GUARD, AREA).unwrap();
     let mut frame = [7; LEN as usize];
     frame[6..12].copy_from_slice(&OWN);
@@ -71,49 +68,25 @@ fn attack(records: u64, own: usize, taken: Taken) -> (Seen, u64) {
         area.write(at, &frame);
     }
     let sent = all.part(2 * GUARD + AREA, ring_size(SENT)).unwrap();
-    let lock = SourceLock {
-        stations: vec![OWN],
-        ..SourceLock::default()
-    };
-    let terms = Arc::new(Terms {
-        lock,
-        ..Terms::default()
-    });
+    let terms = locked();
     let size = record_size(own as u32);
     let slots = SENT / size;
-    let (over, runs) = (AtomicBool::new(false), AtomicBool::new(false));
     let (mut link, mut refused) = (Places::default(), 0);
-    std::thread::scope(|scope| {
-        let (over, runs) = (&over, &runs);
-        let (records_of, received) = (sent.clone(), area.clone());
-        // It writes over places and addresses, wherever they may lie: those of a record, and those that it names.
-        scope.spawn(move || {
-            let mut dice = Dice(7);
-            while !over.load(Ordering::Relaxed) {
-                let record = DATA_OFFSET + dice.throw(slots) * size;
-                let named = place(&mut dice);
-                let station = [&OWN, &FOREIGN][dice.throw(2) as usize];
-                match dice.throw(4) {
-                    0 => records_of.store_u64(record + PLACE_AT, named.at, Ordering::Relaxed),
-                    1 => records_of.store_u32(record + PLACE_LEN, named.len, Ordering::Relaxed),
-                    2 if own > 0 => records_of.write(record + RECORD_HEADER + 6, station),
-                    _ => received.write(dice.throw(AREA / LEN) * LEN + 6, station),
-                }
-                runs.store(true, Ordering::Relaxed);
-            }
-        });
-        while !runs.load(Ordering::Relaxed) {
-            std::thread::yield_now();
+    let (records_of, received, mut dice) = (sent.clone(), area.clone(), Dice(7));
+    // It writes over places and addresses, wherever they may lie: those of a record, and those that it names.
+    let writes = move || {
+        let record = DATA_OFFSET + dice.throw(slots) * size;
+        let named = place(&mut dice);
+        let station = [&OWN, &FOREIGN][dice.throw(2) as usize];
+        match dice.throw(4) {
+            0 => records_of.store_u64(record + PLACE_AT, named.at, Ordering::Relaxed),
+            1 => records_of.store_u32(record + PLACE_LEN, named.len, Ordering::Relaxed),
+            2 if own > 0 => records_of.write(record + RECORD_HEADER + 6, station),
+            _ => received.write(dice.throw(AREA / LEN) * LEN + 6, station),
         }
-        let geometry = Geometry {
-            capacity: SENT,
-            snaplen: SNAPLEN,
-            link_type: 1,
-            epoch: 256,
-            port: 1,
-            queue: 0,
-        };
-        let mut intake = Intake::create(sent.clone(), geometry).unwrap();
+    };
+    while_written(writes, || {
+        let mut intake = Intake::create(sent.clone(), geometry(SENT)).unwrap();
         intake.lend([area.clone()]);
         let mut producer = Producer::attach(sent.clone()).unwrap();
         let mut sender = Sender::new(1, intake, None, None);
@@ -171,7 +144,6 @@ fn attack(records: u64, own: usize, taken: Taken) -> (Seen, u64) {
                 "a place is no lie of the ring"
             );
         }
-        over.store(true, Ordering::Relaxed);
         let counted = sender.counters;
         assert_eq!((counted.taken, counted.accounted()), (done, done));
         link.seen.refused = counted.dropped_station;
