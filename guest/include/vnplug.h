@@ -395,7 +395,8 @@ int vnplug_lend(vnplug_port *from, vnplug_port *to);
 
 /*
  * Waits until a frame of `len` bytes has room, at most timeout_ms: 1 = it has, 0 = the time is over,
- * or an error. Packets lent before are invalid afterwards.
+ * or an error. Packets lent before are invalid afterwards: their room goes back to the host, that of those that
+ * vnplug_forward named as they are sent. Of a port that is lent to this one, call vnplug_release before.
  */
 int vnplug_wait_for_room(vnplug_port *port, size_t len, int timeout_ms);
 

@@ -224,6 +224,13 @@ impl Link {
         }
     }
 
+    /// Reads what the host has said by now, which [`unasked`](Self::unasked) tells, also where all ports of a bundle have one line.
+    pub(crate) fn gather(&self) {
+        let (Line::Own(connection, ..) | Line::Common(connection, _)) = &self.line;
+        // That it is over is remembered.
+        let _ = lock(connection).gather();
+    }
+
     /// The doorbell and the socket, if they are the port's own.
     pub(crate) fn own_fds(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
         match &self.line {

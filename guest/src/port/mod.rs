@@ -304,6 +304,14 @@ impl Port {
         }
     }
 
+    /// Gives back what was held back for posts and has been sent since. Nothing is lent meanwhile.
+    fn release_held(&mut self) {
+        let rings = self.rings.iter_mut();
+        rings
+            .filter(|ring| ring.holds_back())
+            .for_each(Consumer::release);
+    }
+
     /// Waits until as many packets are unread as the watermark says, the oldest of them has waited
     /// for the maximum delay, the port has other news, or `timeout` is over (`None`: no limit).
     ///

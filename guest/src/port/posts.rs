@@ -7,6 +7,8 @@ use vnplug_ring::layout::Place;
 use vnplug_ring::{Consumer, Outlet, Posts, Producer};
 
 use super::Port;
+use super::link::Link;
+use super::phase::Phase;
 use crate::client::done;
 use crate::error::Error;
 
@@ -118,8 +120,8 @@ impl Port {
     /// dropped (`send_dropped_place`).
     ///
     /// # Errors
-    /// [`Error::Invalid`]: they are not of one bundle, or not opened so. [`Error::Disconnected`] while one of them is away.
-    /// [`Error::Refused`], or [`Error::Protocol`] by who is too old.
+    /// [`Error::Invalid`]: they are not of one bundle, or not opened so. [`Error::Disconnected`] while one of them is away, also
+    /// if that is only seen now: the daemon is gone. [`Error::Refused`], or [`Error::Protocol`] by who is too old.
     pub fn lend_to(&mut self, to: &mut Self) -> Result<(), Error> {
         let is_common = match (self.watch.seat(), to.watch.seat()) {
             (Some(own), Some(other)) => Arc::ptr_eq(&own.common, &other.common),
@@ -129,6 +131,13 @@ impl Port {
             return Err(Error::Invalid(
                 "to be lent, both ports are to be of one bundle and opened with `posts`",
             ));
+        }
+        // A daemon that was killed closes no ring: only its socket tells.
+        self.link.iter().for_each(Link::gather);
+        self.hear();
+        to.hear();
+        if !matches!(self.phase, Phase::Live) {
+            return Err(Error::Disconnected);
         }
         let outbox = to.present_outbox()?;
         if outbox.postable().has(&self.rings) {

@@ -344,14 +344,19 @@ impl Port {
     }
 
     /// Waits until a frame of `len` bytes finds room, or `timeout` is over (false). The host does
-    /// not ring for room, so this sleeps for a short while, longer each time up to a millisecond.
+    /// not ring for room, so this sleeps for a short while, longer each time up to a millisecond. Meanwhile the room of all
+    /// packets taken so far goes back to the host, that of posted ones as they are sent: who sends on what it receives
+    /// still receives. Of a port that is [lent](Self::lend_to) to this one, [`release`](Self::release) it.
     ///
     /// # Errors
     /// As [`send`](Self::send).
     pub fn wait_for_room(&mut self, len: usize, timeout: Duration) -> Result<bool, Error> {
         let deadline = Instant::now() + timeout;
         let mut pause = FIRST_PAUSE;
+        self.outbox()?;
+        self.release();
         loop {
+            self.release_held();
             let outbox = self.outbox()?;
             outbox.flush();
             // A member's ring: whether it has room the next push says.

@@ -11,8 +11,6 @@
 
 use std::time::{Duration, Instant};
 
-use vnplug_ring::Consumer;
-
 use super::phase::Phase;
 use super::{Port, Ready};
 use crate::error::Error;
@@ -139,10 +137,7 @@ impl Port {
         for round in 0..rounds {
             if round.is_multiple_of(ROUNDS_PER_RELEASE) {
                 // What was held back when the wait began may be sent now, and without room nothing comes.
-                let rings = self.rings.iter_mut();
-                rings
-                    .filter(|ring| ring.holds_back())
-                    .for_each(Consumer::release);
+                self.release_held();
             }
             if self.rings.iter_mut().any(|ring| !ring.is_drained()) {
                 return Look::Packets;

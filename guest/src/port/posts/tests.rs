@@ -73,6 +73,24 @@ fn a_number_is_free_when_its_ring_is_over_and_no_record_that_names_it_waits() {
 }
 
 #[test]
+fn a_host_that_is_too_old_for_it_is_named_with_what_to_do() {
+    let region = Region::heap(ring_size(RING));
+    let _old = Intake::create(region.clone(), geometry()).unwrap();
+    let (kick, _kicked) = UnixStream::pair().unwrap();
+    let sender = Producer::attach(region).unwrap();
+    let mut outbox = Outbox::new(sender, OwnedFd::from(kick), Segments::Merged);
+    let mut rings = [ring(1)];
+    let error = outbox.post_from(0, &mut rings).unwrap_err().to_string();
+    let told = ["daemon", "too old", "update it", "without `posts`"];
+    assert!(told.iter().all(|it| error.contains(it)), "{error}");
+    // It sends copies as before.
+    for packet in rings[0].batch(1) {
+        assert!(outbox.forward(b"header", packet.unwrap().bytes).unwrap());
+    }
+    assert_eq!(outbox.posted(), 0);
+}
+
+#[test]
 fn a_transmit_ring_is_unmapped_with_its_sending_end_though_others_hold_back_for_it() {
     let name = "vnplug-posts-test";
     let fd = memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
