@@ -1,4 +1,4 @@
-//! `vnplug grant`: who may see, send and join what; `vnplug revoke`: ports and channels that are taken back.
+//! `vnplug grant`: who may see, send, join, be and use what; `vnplug revoke`: ports and channels that are taken back.
 
 use clap::{ArgGroup, Args, Subcommand};
 use serde_json::{Value, json};
@@ -40,19 +40,28 @@ Examples:
   vnplug grant rm uid:1000=eth1                   # may see nothing of it any more
   vnplug grant rm --send vm:probe=eth1            # may not send through it any more
   vnplug grant add --join vm:a=lan0,vlan=10,mac=02:00:00:00:00:01
+  vnplug grant rm --use vm:probe=kv               # may not use this back-end any more
+  vnplug grant add --serve uid:1001=kv            # its process may be this back-end, too
 
-Open ports follow before the command returns: what is not permitted any more is neither received nor sent.
+Open ports and channels follow before the command returns: what is not permitted any more is neither received nor sent.
 It holds at once, and again when the daemon starts. `docs/contexts.md` has what a grant may say.")]
 pub(crate) struct Change {
-    /// The grant, as with --allow of vnplugd: vm:NAME=SOURCE[:FILTER] or uid:N=SOURCE[:FILTER]
+    /// The grant, as with --allow of vnplugd: vm:NAME=SOURCE[:FILTER] or uid:N=SOURCE[:FILTER]; with --serve or --use
+    /// uid:N=BACKEND or vm:NAME=BACKEND
     #[arg(value_name = "GRANT")]
     grant: String,
     /// To send, as with --allow-send
-    #[arg(long, conflicts_with = "join")]
+    #[arg(long, group = "kind")]
     send: bool,
     /// To join a switch, as with --allow-join
-    #[arg(long)]
+    #[arg(long, group = "kind")]
     join: bool,
+    /// To be a back-end, as by `uid` of its [[backend]] table
+    #[arg(long, group = "kind")]
+    serve: bool,
+    /// To connect to a back-end, as by `open` of its [[backend]] table
+    #[arg(long = "use", group = "kind")]
+    uses: bool,
     /// Only until the daemon ends
     #[arg(long)]
     once: bool,
@@ -123,11 +132,14 @@ impl Grant {
             Self::Set(change) => (GrantAction::Set, change),
             Self::Rm(change) => (GrantAction::Remove, change),
         };
-        let kind = match (change.send, change.join) {
-            (true, _) => GrantKind::Send,
-            (_, true) => GrantKind::Join,
-            _ => GrantKind::See,
-        };
+        let kinds = [
+            (change.send, GrantKind::Send),
+            (change.join, GrantKind::Join),
+            (change.serve, GrantKind::Serve),
+            (change.uses, GrantKind::Use),
+        ];
+        let named = kinds.into_iter().find(|(is_named, _)| *is_named);
+        let kind = named.map_or(GrantKind::See, |(_, kind)| kind);
         connect()?.change_grant(action, kind, &change.grant, !change.once)?;
         Ok(OK)
     }

@@ -575,6 +575,7 @@ fn shares_again(back: &mut BackEnd, channel: u32, bytes: u64, writable: bool) ->
 fn a_running_qemu_gets_memory_of_its_own_and_gives_it_back() {
     let lab = Lab::new().unwrap();
     let mut daemon = daemon(&lab, "");
+    let mut deaths = Times::default();
     for (vm, machine) in [("pc", Machine::Pc), ("q35", Machine::Q35 { root_ports: 4 })] {
         let config = QemuConfig {
             machine,
@@ -635,8 +636,24 @@ fn a_running_qemu_gets_memory_of_its_own_and_gives_it_back() {
         let region = shares_again(&mut back, channel, 4096, false);
         assert!(back.withdraw(region, Duration::from_secs(30)).unwrap());
         drop(program);
+        // A QEMU that is killed takes its programs along.
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| guest.kill());
+            let left = loop {
+                if let Heard::Left { channel, .. } = heard(&mut back) {
+                    break channel;
+                }
+            };
+            deaths.push(begun.elapsed());
+            assert_eq!(left, channel);
+        });
         plugger.kill().unwrap();
         plugger.wait().unwrap();
         drop(back);
     }
+    deaths.are_within(
+        Duration::from_millis(100),
+        "to tell of the death of a QEMU with a program",
+    );
 }

@@ -1,6 +1,6 @@
 //! What is different in a configuration that was read again.
 //!
-//! Sources, grants and, if the operator lets them, programs change while the daemon runs. Everything else is read when it starts; what differs there is told and
+//! Sources, grants, back-ends and, if the operator lets them, programs change while the daemon runs. Everything else is read when it starts; what differs there is told and
 //! left. What operators changed at run time stays: only the difference between the two files is done.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use vnplug_ring::control::GrantKind;
 
 use crate::config::Config;
-use crate::hub::TwinGrant;
 use crate::hub::grant::Given;
 use crate::hub::policy::Policy;
+use crate::hub::{BackendGrant, TwinGrant};
 use crate::spec::SourceSpec;
 
 /// From one configuration to another.
@@ -28,6 +28,8 @@ pub(crate) struct Difference {
     pub(crate) programs: BTreeMap<String, &'static str>,
     /// Those that are to be loaded.
     pub(crate) load: Vec<TwinGrant>,
+    /// Names of back-ends, and what becomes of each, beside who may be it and use it: those are grants.
+    pub(crate) backends: BTreeMap<String, &'static str>,
     /// Grants that are no more.
     pub(crate) taken: Vec<(GrantKind, Given)>,
     /// Grants that are new.
@@ -73,6 +75,7 @@ impl Difference {
             .extend(before.iter().filter(|it| !after.contains(it)).cloned());
         it.given
             .extend(after.into_iter().filter(|it| !before.contains(it)));
+        it.backends = backends(&old.backends, &new.backends);
         it.restart.extend(settings(old, new));
         let has = |config: &Config, name: &str| config.programs.iter().any(|it| it.name == name);
         let differs = |it: &&TwinGrant| !old.programs.contains(it);
@@ -129,6 +132,8 @@ impl Difference {
         told.extend(reset.map(|spec| (format!("source {}", spec.name()), "changed")));
         let programs = self.programs.iter();
         told.extend(programs.map(|(name, what)| (format!("program {name}"), *what)));
+        let backends = self.backends.iter();
+        told.extend(backends.map(|(name, what)| (format!("back-end {name}"), *what)));
         let grants = |all: &[(GrantKind, Given)], what| {
             let all = all.iter();
             all.map(|(kind, given)| (format!("grant {}", given.text(*kind)), what))
@@ -153,6 +158,7 @@ impl Difference {
             vms,
             senders,
             joiners,
+            backends,
             programs,
             ..
         } = new;
@@ -169,7 +175,24 @@ impl Difference {
             .extend(programs.into_iter().filter(|it| !waits(it)));
         (old.users, old.vms) = (users, vms);
         (old.senders, old.joiners) = (senders, joiners);
+        old.backends = backends;
     }
+}
+
+/// Which back-ends are not as they were, and what becomes of each: `added`, `changed`, `removed`.
+fn backends(old: &[BackendGrant], new: &[BackendGrant]) -> BTreeMap<String, &'static str> {
+    let named = |all: &[BackendGrant], name: &str| all.iter().find(|it| it.name == name).cloned();
+    let mut differ = BTreeMap::new();
+    for grant in new {
+        match named(old, &grant.name) {
+            None => differ.insert(grant.name.clone(), "added"),
+            Some(before) if !grant.is_like(&before) => differ.insert(grant.name.clone(), "changed"),
+            Some(_) => None,
+        };
+    }
+    let gone = old.iter().filter(|it| named(new, &it.name).is_none());
+    differ.extend(gone.map(|it| (it.name.clone(), "removed")));
+    differ
 }
 
 /// The settings that differ, and are read when the daemon starts.
@@ -196,7 +219,7 @@ fn settings(old: &Config, new: &Config) -> Vec<String> {
         vms: _,
         senders: _,
         joiners: _,
-        backends,
+        backends: _,
         programs: _,
         change_programs,
     } = new;
@@ -217,7 +240,6 @@ fn settings(old: &Config, new: &Config) -> Vec<String> {
         ("wake_us", *wake_us != old.wake_us),
         ("jit", *jit != old.jit),
         ("jit_bytes", *jit_bytes != old.jit_bytes),
-        ("backend", *backends != old.backends),
         ("change_programs", *change_programs != old.change_programs),
     ];
     let differ = all.into_iter().filter(|(_, differs)| *differs);
@@ -300,6 +322,40 @@ mod tests {
         let again = Difference::between(&old, &config(&words), |_| ()).told();
         let names: Vec<_> = again.iter().map(|(name, _)| &**name).collect();
         assert_eq!(names, ["source lan1 (ports)", "jit"]);
+    }
+
+    #[test]
+    fn a_back_end_is_told_apart_from_who_may_be_it_and_use_it() {
+        let of = |backends: &[&str]| {
+            let words = backends.iter().flat_map(|it| ["--backend", it]);
+            config(&words.collect::<Vec<_>>())
+        };
+        let mut old = of(&[
+            "kv,id=85,uid=1,open=uid:2+vm:*,memory=1M",
+            "dns,id=86,uid=1",
+            "old,id=1,uid=1",
+        ]);
+        let new = || {
+            of(&[
+                "kv,id=85,uid=1,open=uid:3+vm:*,memory=1M",
+                "dns,id=86,uid=1,channels=2",
+            ])
+        };
+        let difference = Difference::between(&old, &new(), |_| ());
+        let told = difference.told();
+        let told: Vec<_> = told.iter().map(|(name, what)| (&**name, *what)).collect();
+        assert_eq!(
+            told,
+            [
+                ("back-end dns", "changed"),
+                ("back-end old", "removed"),
+                ("grant use uid:2=kv", "removed"),
+                ("grant serve uid:1=old", "removed"),
+                ("grant use uid:3=kv", "added"),
+            ]
+        );
+        difference.done(&mut old, new());
+        assert_eq!(Difference::between(&old, &new(), |_| ()).told(), []);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The grants of a configuration.
 
 use super::Config;
+use crate::hub::BackendGrant;
 use crate::hub::policy::Policy;
 use crate::hub::terms::SendTerms;
 
@@ -20,6 +21,9 @@ impl Config {
         }
         for join in &self.joiners {
             policy.grant_joining(join.clone());
+        }
+        for (kind, given) in self.backends.iter().flat_map(BackendGrant::given) {
+            policy.give(kind, &given);
         }
         policy
     }

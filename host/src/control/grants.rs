@@ -178,7 +178,7 @@ impl Control {
             match kind {
                 GrantKind::Send => given.rest.parse::<SendTerms>().map(|_| given),
                 GrantKind::Join => vnplug_switch::check_grant(&given.rest).map(|()| given),
-                GrantKind::See => Ok(given),
+                GrantKind::See | GrantKind::Serve | GrantKind::Use => Ok(given),
             }
         });
         match given {
@@ -231,7 +231,7 @@ impl Control {
         let filter = |(kind, given): (GrantKind, &Given)| match kind {
             GrantKind::See => given.rest.clone(),
             GrantKind::Send => terms_of(&given.rest).filter,
-            GrantKind::Join => String::new(),
+            _ => String::new(),
         };
         let own = regrant.what.given().into_iter();
         let own: Vec<_> = own.map(|it| (filter(it), ETHERNET)).collect();
@@ -280,6 +280,10 @@ impl Control {
             );
         }
         self.adopt_policy(policy);
+        if let What::File(reload) = &regrant.what {
+            self.set_back_ends(&reload.config.backends);
+        }
+        self.judge_back_ends(whom.token);
         let (mut ended, mut owed, mut grants) = (Vec::new(), Vec::new(), Vec::new());
         for (port, (granted, revoked)) in verdicts {
             let link_type = self.hub.link_type_of(port);
@@ -437,7 +441,7 @@ impl Control {
             let of = match kind {
                 GrantKind::See => "filter",
                 GrantKind::Send => "terms",
-                GrantKind::Join => "settings",
+                _ => "settings",
             };
             Counted {
                 kind: "grant".into(),

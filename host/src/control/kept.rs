@@ -174,6 +174,8 @@ impl Line {
             "see" => GrantKind::See,
             "send" => GrantKind::Send,
             "join" => GrantKind::Join,
+            "serve" => GrantKind::Serve,
+            "use" => GrantKind::Use,
             other => return Err(format!("{other:?} is no kind of grant")),
         };
         Ok(Change {

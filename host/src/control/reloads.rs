@@ -53,7 +53,7 @@ enum Stage {
 /// A configuration that is to be in force.
 pub(super) struct Reload {
     pub(super) difference: Difference,
-    config: Config,
+    pub(super) config: Config,
     /// The sources that are new, open.
     opened: Vec<Opened>,
     /// Switches that change while they run.

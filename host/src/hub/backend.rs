@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use vnplug_ring::control::GrantKind;
 use vnplug_ring::control::backend::MAX_BACKEND_NAME;
 use vnplug_ring::units;
 
 use super::Peer;
+use super::grant::Given;
 
-/// Permission to be a back-end, and who may use it.
+/// A back-end that may be, and what it may have. Whose process it may be and who may use it begins as this says, and
+/// changes at run time: the [policy](super::policy::Policy) knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendGrant {
     /// Its number; not 0.
@@ -15,9 +18,9 @@ pub struct BackendGrant {
     /// Its name.
     pub name: String,
     /// The user whose process may register it. Operators may, too.
-    pub uid: u32,
+    uid: u32,
     /// Who may connect to it. Operators may, too.
-    pub open_to: Vec<OpenTo>,
+    open_to: Vec<OpenTo>,
     /// The most memory that it may share, in bytes, with all together.
     pub memory: u64,
     /// The most channels.
@@ -48,8 +51,7 @@ impl BackendGrant {
     /// What is wrong, and what to write.
     pub fn of_words(mut words: BTreeMap<String, String>) -> Result<Self, String> {
         let name = words.remove("name").unwrap_or_default();
-        let usable = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        if name.is_empty() || name.len() > MAX_BACKEND_NAME || !name.chars().all(usable) {
+        if !is_back_end_name(&name) {
             return Err(format!(
                 "a back-end's name is 1 to {MAX_BACKEND_NAME} letters, digits, `-`, `_` or `.`, not {name:?}"
             ));
@@ -105,10 +107,48 @@ impl BackendGrant {
         })
     }
 
-    /// Whether this one may connect.
-    pub(crate) fn is_open_to(&self, viewer: &Peer) -> bool {
-        self.open_to.iter().any(|whom| whom.is(viewer))
+    /// The grants that it gives to single ones.
+    pub(crate) fn given(&self) -> Vec<(GrantKind, Given)> {
+        let of = |kind, whom: &Peer| (kind, Given::of_name(whom.clone(), &self.name));
+        let mut given = vec![of(GrantKind::Serve, &Peer::User(self.uid))];
+        given.extend(self.open_to.iter().filter_map(|whom| match whom {
+            OpenTo::One(one) => Some(of(GrantKind::Use, one)),
+            _ => None,
+        }));
+        given
     }
+
+    /// Whether everybody of this one's kind may connect.
+    pub(crate) fn is_open_to_all_like(&self, viewer: &Peer) -> bool {
+        self.open_to_many().any(|whom| whom.is(viewer))
+    }
+
+    /// Whether the other one is the same but for what it [gives](Self::given) to single ones.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        let many = |it: &Self| it.open_to_many().cloned().collect();
+        let same = Self {
+            uid: other.uid,
+            open_to: many(other),
+            ..other.clone()
+        };
+        let own = Self {
+            uid: other.uid,
+            open_to: many(self),
+            ..self.clone()
+        };
+        own == same
+    }
+
+    fn open_to_many(&self) -> impl Iterator<Item = &OpenTo> {
+        let all = self.open_to.iter();
+        all.filter(|whom| !matches!(whom, OpenTo::One(_)))
+    }
+}
+
+/// Whether a back-end may be called so.
+pub(super) fn is_back_end_name(name: &str) -> bool {
+    let usable = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    (1..=MAX_BACKEND_NAME).contains(&name.len()) && name.chars().all(usable)
 }
 
 impl OpenTo {
@@ -167,12 +207,30 @@ mod tests {
             (grant.memory, grant.channels, grant.pool),
             (16 << 20, 1024, false)
         );
-        assert!(grant.is_open_to(&Peer::Vm("any".into())));
-        assert!(grant.is_open_to(&Peer::User(1001)));
-        assert!(
-            !grant.is_open_to(&Peer::User(1000)),
-            "to register is not to connect"
-        );
+        assert!(grant.is_open_to_all_like(&Peer::Vm("any".into())));
+        assert!(!grant.is_open_to_all_like(&Peer::User(1001)));
+        let given = grant.given();
+        let given: Vec<_> = given.iter().map(|(kind, it)| it.text(*kind)).collect();
+        assert_eq!(given, ["serve uid:1000=kv", "use uid:1001=kv"]);
+    }
+
+    #[test]
+    fn what_is_given_to_single_ones_makes_no_other_back_end() {
+        let words = |open, uid, memory| {
+            let words = [
+                ("id", "85"),
+                ("name", "kv"),
+                ("uid", uid),
+                ("open", open),
+                ("memory", memory),
+            ];
+            grant(&words).unwrap()
+        };
+        let one = words("vm:*+uid:1001", "1000", "1M");
+        assert!(one.is_like(&words("vm:*+vm:a", "1001", "1M")));
+        for other in [words("uid:1001", "1000", "1M"), words("vm:*", "1000", "2M")] {
+            assert!(!one.is_like(&other) && !other.is_like(&one));
+        }
     }
 
     #[test]

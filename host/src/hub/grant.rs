@@ -5,6 +5,7 @@
 
 use vnplug_ring::control::{Grant, GrantAction, GrantKind, HOST_PREFIX};
 
+use super::backend::is_back_end_name;
 use super::{Join, Peer, Sending};
 
 /// What a grant gives, and to whom.
@@ -12,9 +13,9 @@ use super::{Join, Peer, Sending};
 pub struct Given {
     /// To whom.
     pub whom: Peer,
-    /// The source, a port of a switch, or `*`.
+    /// The source, a port of a switch, or `*`; to serve, to use: the back-end's name.
     pub source: String,
-    /// To see: the filter. To send, to join: `key=value` with commas between them.
+    /// To see: the filter. To send, to join: `key=value` with commas between them. To serve, to use: nothing.
     pub rest: String,
 }
 
@@ -56,11 +57,12 @@ impl Given {
         let end = match kind {
             GrantKind::See => ':',
             GrantKind::Send | GrantKind::Join => ',',
+            GrantKind::Serve | GrantKind::Use => return Self::of_back_end(kind, text),
         };
         let usage = || {
             let rest = match kind {
                 GrantKind::See => "[:FILTER]",
-                GrantKind::Send | GrantKind::Join => "[,KEY=VALUE…]",
+                _ => "[,KEY=VALUE…]",
             };
             format!("{text:?} is no grant: write vm:NAME=SOURCE{rest} or uid:N=SOURCE{rest}")
         };
@@ -68,23 +70,41 @@ impl Given {
         // Names have it, or have not.
         let what = what.strip_prefix(HOST_PREFIX).unwrap_or(what);
         let (source, rest) = what.split_once(end).unwrap_or((what, ""));
-        let whom = match whom.split_once(':') {
-            Some(("vm", name)) if !name.is_empty() => Peer::Vm(name.to_owned()),
-            Some(("uid", uid)) => Peer::User(uid.parse().map_err(|_| usage())?),
-            _ => return Err(usage()),
-        };
+        let whom = whom_of(whom).ok_or_else(usage)?;
         if source.is_empty() {
             return Err(usage());
         }
         let rest = match kind {
-            GrantKind::See | GrantKind::Send => rest.to_owned(),
             GrantKind::Join => of_join(rest),
+            _ => rest.to_owned(),
         };
         Ok(Self {
             whom,
             source: source.to_owned(),
             rest,
         })
+    }
+
+    fn of_back_end(kind: GrantKind, text: &str) -> Result<Self, String> {
+        let (whom, name) = text.split_once('=').unwrap_or((text, ""));
+        let may = |whom: &Peer| kind == GrantKind::Use || matches!(whom, Peer::User(_));
+        let whom = whom_of(whom).filter(may);
+        match whom.filter(|_| is_back_end_name(name)) {
+            Some(whom) => Ok(Self::of_name(whom, name)),
+            None if kind == GrantKind::Use => Err(format!(
+                "{text:?} is no grant: write vm:NAME=BACKEND or uid:N=BACKEND"
+            )),
+            None => Err(format!("{text:?} is no grant: write uid:N=BACKEND")),
+        }
+    }
+
+    /// To be this back-end, or to use it.
+    pub(super) fn of_name(whom: Peer, name: &str) -> Self {
+        Self {
+            whom,
+            source: name.to_owned(),
+            rest: String::new(),
+        }
     }
 
     /// For people: its kind, and as it is written.
@@ -101,7 +121,7 @@ impl Given {
         let end = match kind {
             _ if self.rest.is_empty() => "",
             GrantKind::See => ":",
-            GrantKind::Send | GrantKind::Join => ",",
+            _ => ",",
         };
         let (source, rest) = (&self.source, &self.rest);
         format!("{whom}={source}{end}{rest}")
@@ -135,6 +155,14 @@ impl Given {
     }
 }
 
+fn whom_of(text: &str) -> Option<Peer> {
+    match text.split_once(':')? {
+        ("vm", name) if !name.is_empty() => Some(Peer::Vm(name.to_owned())),
+        ("uid", uid) => Some(Peer::User(uid.parse().ok()?)),
+        _ => None,
+    }
+}
+
 /// Settings of a port, of a grant: its `mac` is that of the only station that may send there.
 pub(crate) fn of_join(settings: &str) -> String {
     let word = |word: &str| match word.strip_prefix("mac=") {
@@ -151,6 +179,8 @@ pub(crate) fn kind_name(kind: GrantKind) -> &'static str {
         GrantKind::See => "see",
         GrantKind::Send => "send",
         GrantKind::Join => "join",
+        GrantKind::Serve => "serve",
+        GrantKind::Use => "use",
     }
 }
 
@@ -171,6 +201,24 @@ mod tests {
         for bad in ["eth1", "vm:=eth1", "uid:x=eth1", "uid:1=", "gid:1=eth1"] {
             let error = Given::read(GrantKind::Send, bad).unwrap_err();
             assert!(error.contains("vm:NAME=SOURCE"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_back_end_is_a_process_of_the_host_and_used_from_anywhere() {
+        let of = |kind, text| Given::read(kind, text);
+        let used = of(GrantKind::Use, "vm:a=kv").unwrap();
+        assert_eq!(
+            (used.whom.clone(), &*used.source),
+            (Peer::Vm("a".into()), "kv")
+        );
+        assert_eq!(used.text(GrantKind::Use), "use vm:a=kv");
+        assert!(of(GrantKind::Serve, "uid:1000=kv").is_ok());
+        let error = of(GrantKind::Serve, "vm:a=kv").unwrap_err();
+        assert!(error.contains("write uid:N=BACKEND"), "{error}");
+        for bad in ["kv", "uid:1=", "uid:1=kv,memory=1M", "uid:*=kv", "vm:=kv"] {
+            let error = of(GrantKind::Use, bad).unwrap_err();
+            assert!(error.contains("vm:NAME=BACKEND"), "{error}");
         }
     }
 }

@@ -15,6 +15,7 @@ use std::num::NonZeroU16;
 
 use vnplug_ring::control::{Grant, GrantAction, GrantKind};
 
+use super::BackendGrant;
 use super::grant::{Change, Given};
 
 /// Who asks, has ports, and has limits.
@@ -36,6 +37,8 @@ pub struct Policy {
     vms: BTreeMap<String, Vec<Grant>>,
     senders: Vec<Sending>,
     joiners: Vec<Join>,
+    /// Who may be back-ends, and who may use them.
+    of_back_ends: Vec<(GrantKind, Given)>,
     /// Sources that are there by a pattern, and which. A grant for the pattern is one for them, and for no others whose names are
     /// alike.
     members: BTreeMap<String, String>,
@@ -128,6 +131,23 @@ impl Policy {
         own.filter(|_| !self.is_operator(viewer))
     }
 
+    /// Whether the viewer's process may be this back-end.
+    pub(crate) fn may_serve(&self, viewer: &Peer, back_end: &BackendGrant) -> bool {
+        self.is_operator(viewer) || self.has_of(GrantKind::Serve, viewer, back_end)
+    }
+
+    /// Whether the viewer may connect to this back-end.
+    pub(crate) fn may_use(&self, viewer: &Peer, back_end: &BackendGrant) -> bool {
+        self.is_operator(viewer)
+            || back_end.is_open_to_all_like(viewer)
+            || self.has_of(GrantKind::Use, viewer, back_end)
+    }
+
+    fn has_of(&self, kind: GrantKind, viewer: &Peer, back_end: &BackendGrant) -> bool {
+        let mut all = self.of_back_ends.iter();
+        all.any(|(of, it)| *of == kind && it.whom == *viewer && it.source == back_end.name)
+    }
+
     /// A source is there by a pattern from now on.
     pub(crate) fn note_member(&mut self, source: &str, pattern: &str) {
         self.members.insert(source.to_owned(), pattern.to_owned());
@@ -174,6 +194,11 @@ impl Policy {
                     .retain(|it| it.whom != given.whom || !is_gone(&it.switch, &it.settings));
                 self.joiners.extend(comes.then(|| given.clone().join()));
             }
+            GrantKind::Serve | GrantKind::Use => {
+                self.take(*kind, given);
+                let new = comes.then(|| (*kind, given.clone()));
+                self.of_back_ends.extend(new);
+            }
         }
     }
 
@@ -189,6 +214,7 @@ impl Policy {
             },
             GrantKind::Send => self.grant_sending(given.sending()),
             GrantKind::Join => self.grant_joining(given.join()),
+            GrantKind::Serve | GrantKind::Use => self.of_back_ends.push((kind, given)),
         }
     }
 
@@ -210,6 +236,10 @@ impl Policy {
             GrantKind::Join => {
                 let gone = given.clone().join();
                 self.joiners.retain(|it| *it != gone);
+            }
+            GrantKind::Serve | GrantKind::Use => {
+                let is_gone = |of: GrantKind, it: &Given| (of, it) == (kind, given);
+                self.of_back_ends.retain(|(of, it)| !is_gone(*of, it));
             }
         }
     }
@@ -253,6 +283,7 @@ impl Policy {
             (GrantKind::Join, given)
         });
         all.extend(joiners);
+        all.extend(self.of_back_ends.iter().cloned());
         all
     }
 

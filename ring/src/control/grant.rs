@@ -46,7 +46,7 @@ pub enum GrantRequest {
         action: GrantAction,
         /// What kind of grant it is.
         kind: GrantKind,
-        /// Which: `vm:NAME=SOURCE…` or `uid:N=SOURCE…`.
+        /// Which: `vm:NAME=SOURCE…` or `uid:N=SOURCE…`, or with a back-end's name as the source.
         text: String,
         /// The next daemon has the change, too.
         keep: bool,
@@ -75,6 +75,10 @@ pub enum GrantKind {
     Send = 2,
     /// To take part in a switch: `--allow-join`.
     Join = 3,
+    /// To be a back-end: `uid` of its `--backend`.
+    Serve = 4,
+    /// To connect to a back-end: `open` of its `--backend`.
+    Use = 5,
 }
 
 impl Revoke {
@@ -152,6 +156,8 @@ impl GrantRequest {
             1 => GrantKind::See,
             2 => GrantKind::Send,
             3 => GrantKind::Join,
+            4 => GrantKind::Serve,
+            5 => GrantKind::Use,
             other => return Err(Malformed::Value("kind", u64::from(other))),
         };
         Ok(Self::Change {

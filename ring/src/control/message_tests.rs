@@ -260,6 +260,12 @@ fn every_message() -> Vec<Message> {
             text: "vm:probe=eth1".into(),
             keep: true,
         }),
+        Message::Grants(GrantRequest::Change {
+            action: GrantAction::Remove,
+            kind: GrantKind::Use,
+            text: "vm:probe=kv".into(),
+            keep: false,
+        }),
         Message::Programs(Programs::Change(ProgramChange::Add {
             text: "count=/etc/count.o,open=vm:*".into(),
         })),

@@ -18,6 +18,7 @@ mod growth_tests;
 mod ports;
 mod regions;
 mod registry;
+mod regrant;
 mod share;
 
 use std::time::{Duration, Instant};
@@ -106,8 +107,7 @@ impl Control {
                 self.done_if(whom, registered)?;
             }
             Backend::List => {
-                let is_operator = self.policy.is_operator(viewer);
-                let list = self.backends.registry.list(viewer, is_operator);
+                let list = self.backends.registry.list(viewer, &self.policy);
                 self.answer_backend(whom, Ok(Backend::Listed(list)))?;
             }
             Backend::Connect(request) => {
@@ -149,9 +149,8 @@ impl Control {
             let what = "a back-end is a process on the host";
             return Err(Refusal::new(code::DENIED, what));
         }
-        let is_operator = self.policy.is_operator(viewer);
         let registry = &mut self.backends.registry;
-        registry.register(whom.token, viewer, is_operator, request)?;
+        registry.register(whom.token, viewer, &self.policy, request)?;
         log::info!(target: "backend", "{viewer:?} is back-end {} {:?}", request.id, request.name);
         Ok(())
     }
@@ -162,13 +161,12 @@ impl Control {
         viewer: &Peer,
         request: &Connect,
     ) -> Result<Backend, Refusal> {
-        let is_operator = self.policy.is_operator(viewer);
-        if !is_operator {
+        if !self.policy.is_operator(viewer) {
             let windows = self.backends.windows_of(viewer) + WINDOWS;
             self.hub.bears_windows(viewer, windows)?;
         }
         let registry = &mut self.backends.registry;
-        let connected = registry.connect(program, viewer, is_operator, request)?;
+        let connected = registry.connect(program, viewer, &self.policy, request)?;
         Ok(Backend::Connected(connected))
     }
 
@@ -213,10 +211,7 @@ impl Control {
         let is_gone = |end: End| end.token == token && app.is_none_or(|app| app == end.app);
         self.backends.regions.programs_pay(is_gone);
         let ended = self.backends.registry.gone(token, app, reason);
-        let now = Instant::now();
-        for channel in ended {
-            self.backends.regions.channel_is_over(channel, now);
-        }
+        self.channels_are_over(ended);
         self.plugger_gone(token);
         self.give_up_growing(|it| it.token == token && app.is_none_or(|app| app == it.app));
         for region in self.backends.regions.of_program(is_gone) {
@@ -238,10 +233,7 @@ impl Control {
             ended.len(),
             quoted(backend)
         );
-        let now = Instant::now();
-        for channel in ended {
-            self.backends.regions.channel_is_over(channel, now);
-        }
+        self.channels_are_over(ended);
         Ok(())
     }
 

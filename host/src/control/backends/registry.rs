@@ -13,6 +13,7 @@ use vnplug_ring::control::{Backend, Counted, REVOKED_CHANNEL, code};
 
 use super::channel::{Channel, End, Side};
 use crate::control::request::{cut, quoted};
+use crate::hub::policy::Policy;
 use crate::hub::{BackendGrant, Peer, Refusal};
 
 /// Channels of one application's connection, or of one VM.
@@ -56,6 +57,9 @@ struct Tally {
 /// A back-end that is there.
 struct There {
     token: u64,
+    /// Who is it, and as which.
+    viewer: Peer,
+    name: String,
     version: u32,
     events: (u8, u8),
 }
@@ -79,15 +83,15 @@ impl Registry {
         &mut self,
         token: u64,
         viewer: &Peer,
-        is_operator: bool,
+        policy: &Policy,
         request: &Register,
     ) -> Result<(), Refusal> {
         let Register { id, name, .. } = request;
         let granted = self.grant(*id).filter(|grant| grant.name == *name);
-        let own = granted.filter(|grant| is_operator || *viewer == Peer::User(grant.uid));
+        let own = granted.filter(|grant| policy.may_serve(viewer, grant));
         if own.is_none() {
             let what = format!(
-                "no grant to be back-end {id} {}: the operator gives it by a [[backend]] table or --backend",
+                "no grant to be back-end {id} {}: the operator gives it by a [[backend]] table, --backend, or `vnplug grant add --serve`",
                 quoted(name)
             );
             return Err(Refusal::new(code::DENIED, what));
@@ -106,6 +110,8 @@ impl Registry {
         }
         let there = There {
             token,
+            viewer: viewer.clone(),
+            name: name.clone(),
             version: request.version,
             events: (request.events_in, request.events_out),
         };
@@ -114,9 +120,10 @@ impl Registry {
     }
 
     /// The back-ends that a viewer may connect to.
-    pub(super) fn list(&self, viewer: &Peer, is_operator: bool) -> Vec<BackendInfo> {
+    pub(super) fn list(&self, viewer: &Peer, policy: &Policy) -> Vec<BackendInfo> {
+        let is_operator = policy.is_operator(viewer);
         let open = self.grants.iter();
-        let open = open.filter(|grant| is_operator || grant.is_open_to(viewer));
+        let open = open.filter(|grant| policy.may_use(viewer, grant));
         open.map(|grant| {
             let there = self.there.get(&grant.id);
             BackendInfo {
@@ -182,7 +189,7 @@ impl Registry {
         &mut self,
         program: End,
         viewer: &Peer,
-        is_operator: bool,
+        policy: &Policy,
         request: &Connect,
     ) -> Result<Connected, Refusal> {
         let meant = |grant: &&BackendGrant| match request.id {
@@ -190,7 +197,7 @@ impl Registry {
             id => grant.id == id,
         };
         let grant = self.grants.iter().find(meant);
-        let open = grant.filter(|grant| is_operator || grant.is_open_to(viewer));
+        let open = grant.filter(|grant| policy.may_use(viewer, grant));
         let Some(BackendGrant {
             id, name, channels, ..
         }) = open
@@ -221,7 +228,7 @@ impl Registry {
         let by_him = by_him.count();
         // One is to be had in any case: there is no half of a channel.
         let half = (channels.saturating_sub(have - by_him) / 2).max(1);
-        if !is_operator && by_him >= half {
+        if !policy.is_operator(viewer) && by_him >= half {
             let what = format!(
                 "{viewer:?} has {by_him} channels with back-end {name:?}: of at most {channels} (channels= of \
                  its grant) one user or VM has at most half of what the others leave"
@@ -363,17 +370,50 @@ impl Registry {
             );
             Refusal::new(code::NOT_FOUND, what)
         })?;
-        let own = self.channels.values_mut();
+        let own = self.channels.values();
         let own = own.filter(|it| it.backend == id && is_meant(&it.owner));
-        let mut ended = Vec::new();
-        for channel in own {
-            channel.end_for_both(REVOKED_CHANNEL);
-            ended.push(channel.number);
-        }
-        for number in &ended {
+        let own = own.map(|it| it.number).collect();
+        Ok(self.revoke_these(own))
+    }
+
+    fn revoke_these(&mut self, channels: Vec<u32>) -> Vec<u32> {
+        for number in &channels {
+            if let Some(channel) = self.channels.get_mut(number) {
+                channel.end_for_both(REVOKED_CHANNEL);
+            }
             self.is_ready(*number);
         }
-        Ok(ended)
+        channels
+    }
+
+    /// Other back-ends may be from now on.
+    pub(super) fn set_grants(&mut self, grants: Vec<BackendGrant>) {
+        self.grants = grants;
+    }
+
+    /// Connections of back-ends that may not be what they are, with their names and whose they are.
+    pub(super) fn not_permitted(&self, policy: &Policy) -> Vec<(u64, String, Peer)> {
+        let may = |id: u32, there: &There| {
+            let granted = self.grant(id).filter(|grant| grant.name == there.name);
+            granted.is_some_and(|grant| policy.may_serve(&there.viewer, grant))
+        };
+        let gone = self.there.iter().filter(|(id, there)| !may(**id, there));
+        gone.map(|(_, there)| (there.token, there.name.clone(), there.viewer.clone()))
+            .collect()
+    }
+
+    /// Ends channels whose programs may not have them any more, as [`revoke`](Self::revoke) does: their numbers.
+    pub(super) fn revoke_not_permitted(&mut self, policy: &Policy) -> Vec<u32> {
+        let may = |channel: &Channel| {
+            let grant = self.grant(channel.backend);
+            grant.is_some_and(|grant| policy.may_use(&channel.owner, grant))
+        };
+        let own = self
+            .channels
+            .values()
+            .filter(|it| !it.has_ended() && !may(it));
+        let own = own.map(|it| it.number).collect();
+        self.revoke_these(own)
     }
 
     /// A connection is gone, or (`app`) an application of it: the channels that end with it.
@@ -516,6 +556,15 @@ mod tests {
         Registry::new(vec![grant])
     }
 
+    /// What the registry's grants permit, and root.
+    fn policy(registry: &Registry) -> Policy {
+        let mut policy = Policy::new(0);
+        for (kind, given) in registry.grants.iter().flat_map(BackendGrant::given) {
+            policy.give(kind, &given);
+        }
+        policy
+    }
+
     fn register(registry: &mut Registry, token: u64) -> Result<(), Refusal> {
         let request = Register {
             id: 85,
@@ -524,7 +573,8 @@ mod tests {
             events_in: 1,
             events_out: 1,
         };
-        registry.register(token, &Peer::User(0), true, &request)
+        let policy = policy(registry);
+        registry.register(token, &Peer::User(0), &policy, &request)
     }
 
     fn connect(registry: &mut Registry, token: u64) -> Result<Connected, Refusal> {
@@ -539,7 +589,8 @@ mod tests {
             label: String::new(),
         };
         let program = End { token, app: 0 };
-        registry.connect(program, &Peer::User(uid), false, &request)
+        let policy = policy(registry);
+        registry.connect(program, &Peer::User(uid), &policy, &request)
     }
 
     #[test]
