@@ -163,6 +163,14 @@ enum { VNPLUG_BALANCE_FLOW = 0, VNPLUG_BALANCE_ROUND_ROBIN = 1 };
  */
 enum { VNPLUG_SEGMENTS_WIRE = 0, VNPLUG_SEGMENTS_MERGED = 1 };
 
+/*
+ * What a port of a switch is. NOT: it sees all frames that enter the switch. SWITCH: it takes part, is given the
+ * frames that are due to it, and what it sends comes from a port of the switch; its ring for sending has 1 MiB if
+ * `transmit_bytes` is 0. DIRECT: as SWITCH, and ports of one user that all say so hand frames to each other, without the
+ * switch (docs/switch.md, Direct mode); not in a guest, nor in a bundle.
+ */
+enum { VNPLUG_JOINS_NOT = 0, VNPLUG_JOINS_SWITCH = 1, VNPLUG_JOINS_DIRECT = 2 };
+
 /* What to open. Initialise with vnplug_options_init; zero is every field's default. */
 struct vnplug_options {
     size_t size;                       /* set by vnplug_options_init; fields are only appended */
@@ -199,6 +207,8 @@ struct vnplug_options {
                                           not in a group */
     const char *twin;                  /* each packet goes through the operator's eBPF program of this
                                           name, which may drop it or change it; NULL = none */
+    uint32_t joins;                    /* whether it takes part in a switch: VNPLUG_JOINS_* */
+    uint32_t reserved;                 /* 0 */
 };
 
 /* What can be turned while a port is open. */

@@ -50,6 +50,8 @@ pub(crate) struct COptions {
     pub(super) segments: u32,
     pub(super) posts: u32,
     pub(super) twin: *const c_char,
+    pub(super) joins: u32,
+    pub(super) reserved: u32,
 }
 
 /// Reads a struct that begins with its size, as the program was compiled with it: what it does not have is
@@ -147,6 +149,13 @@ pub(super) unsafe fn read_options(given: *const COptions) -> Result<PortOptions,
         0 => {}
         1 => port = port.posts(),
         _ => return Err(Error::Invalid("options.posts: 0 or 1")),
+    }
+    match (options.joins, options.reserved) {
+        (0, 0) => {}
+        (1, 0) => port = port.join(),
+        (2, 0) => port = port.direct(),
+        (0..=2, _) => return Err(Error::Invalid("options.reserved: 0")),
+        _ => return Err(Error::Invalid("joins")),
     }
     if !options.program.is_null() {
         if filter.is_some() {

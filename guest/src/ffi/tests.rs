@@ -94,7 +94,12 @@ fn layouts() -> String {
         spin_us,
         longest_sleep_us,
         group,
-        arena_bytes
+        arena_bytes,
+        segments,
+        posts,
+        twin,
+        joins,
+        reserved
     );
     layout!(
         out,
