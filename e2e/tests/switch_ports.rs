@@ -1,14 +1,16 @@
 //! One port of a switch: who sees what of it, what is set at run time, and who may join.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use vnplug::{Client, Direction, Error, Next, Port, PortOptions};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, counted, value};
 use vnplug_e2e::station::{Running, Station};
+use vnplug_e2e::third_party::build_c;
 use vnplug_e2e::user::{USER, as_user, open_to_all};
 use vnplug_ring::layout::flags;
 use vnplug_testing::{eventually, until};
@@ -428,4 +430,32 @@ fn a_grant_says_of_the_port_what_its_program_cannot_change() {
     let wrong = ["--switch", "lan0", "--allow-join", "uid:1=lan0,color=blue"];
     let error = Daemon::start(&lab, None, &wrong).unwrap_err().to_string();
     assert!(error.contains("color"), "{error}");
+}
+
+#[test]
+fn a_program_in_c_takes_part_and_stations_are_learned() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/tests/c/switch.c");
+    let program = build_c(&source, lab.dir(), &[]).unwrap();
+    let mut child = Command::new(program)
+        .env("VNPLUG_SOCKET", daemon.socket())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let mut lines = BufReader::new(output).lines().map(Result::unwrap);
+    let of_switch = |name: &str| value(counted(&daemon.counters(), "source"), name);
+    assert_eq!(lines.next().as_deref(), Some("learned"), "see above");
+    assert_eq!(of_switch("switch_ports"), 3);
+    eventually("they are counted", || of_switch("entered") == 5);
+    input.write_all(b"\n").unwrap();
+    assert_eq!(lines.next().as_deref(), Some("direct"), "see above");
+    // Of 2,000 frames those that were sent before the two knew each other.
+    let entered = of_switch("entered") - 5;
+    assert!(entered < 1000, "{entered}");
+    input.write_all(b"\n").unwrap();
+    assert!(child.wait().unwrap().success());
+    daemon.audit();
 }
