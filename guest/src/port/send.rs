@@ -408,3 +408,6 @@ const SENDING: &str = "an operator revoked sending";
 const NO_RING: Error = Error::Invalid("the port was opened without a transmit ring");
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const LAST_PAUSE: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests;
