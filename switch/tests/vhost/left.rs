@@ -1,6 +1,8 @@
 //! Long frames, whose rest is copied from guest to guest when nobody reads the switch (`tail.rs`): all of
 //! their bytes come, once; and a sender that changes them after it sent them changes no more than that.
 
+use std::sync::atomic::fence;
+
 use super::*;
 
 /// A long frame, every byte of which says which it is.
@@ -89,13 +91,14 @@ fn who_waits_for_buffers_has_the_bytes_of_when_the_sender_had_its_own_back() {
 }
 
 /// Sends long frames to station 2 until the time is over or so many are sent, while another thread writes
-/// into the buffers that were made available. Calls `look` between them.
+/// into the buffers that were made available. Calls `look` between them. How many were sent.
 fn rewritten(
     sender: &mut Guest,
     most: u64,
     rewrite: impl Fn(&Region, u64) + Sync,
     mut look: impl FnMut(),
-) {
+) -> u64 {
+    let mut sent = 0;
     let stop = AtomicBool::new(false);
     let region = sender.region.clone();
     std::thread::scope(|scope| {
@@ -109,7 +112,6 @@ fn rewritten(
             }
         });
         let end = Instant::now() + Duration::from_secs(3);
-        let mut sent = 0;
         while sent < most && Instant::now() < end {
             for _ in 0..SIZE / 2 {
                 sender.send(&long(2, 1, 0, 1500));
@@ -122,6 +124,12 @@ fn rewritten(
         }
         stop.store(true, Ordering::Relaxed);
     });
+    sent
+}
+
+/// The number that was written last at this place, twice; none if what the sender has there is there, or a half of it.
+fn written(bytes: &[u8], at: usize) -> Option<u8> {
+    (bytes[at] == bytes[at + 1]).then_some(bytes[at])
 }
 
 #[test]
@@ -130,36 +138,68 @@ fn where_a_frame_goes_and_how_long_it_is_are_not_changed_after_it_was_sent() {
     let mut sender = served.guest(PLAIN);
     let [mut two, mut three, mut four] = [(); 3].map(|()| served.guest(PLAIN));
     introduce(&mut [&mut two, &mut three, &mut four], &[2, 3, 4]);
-    let mut came = [0_u64; 2];
+    let (mut came, mut changed) = ([0_u64; 2], 0_u64);
     // To whom it is, and the length that its descriptor says, to and fro; the rest to anything. Now it ends with this,
     // now with that, since most frames are taken while nobody writes.
     let all = [(3_u8, 1512_u32), (2, 60), (3, 0x8000), (2, 1512)];
     let turn = AtomicU64::new(0);
     let rewrite = |region: &Region, at: u64| {
         let frame = 0x20_000c + 0x8000 * at;
-        let turn = turn.fetch_add(1, Ordering::Relaxed) / (16 * u64::from(SIZE)) % 4;
-        for (to, len) in all.into_iter().cycle().skip(turn as usize).take(4) {
+        let turn = turn.fetch_add(1, Ordering::Relaxed);
+        let first = turn / (16 * u64::from(SIZE)) % 4;
+        let parts = all.into_iter().cycle().skip(first as usize).take(4);
+        for ((to, len), part) in parts.zip(0..) {
+            // Of this buffer the next number: in what is copied first, and then in the rest.
+            let number = (turn / u64::from(SIZE) * 4 + part) as u8;
             region.write(frame + 5, &[to]);
-            region.write(frame + 1000, &[to; 256]);
+            region.write(frame + EARLY as u64, &[number; 2]);
+            fence(Ordering::Release);
+            region.write(frame + LATE as u64, &[number; 256]);
             let descriptor = 0x2_0000 + 16 * at;
             region.store_u32(descriptor + 8, len, Ordering::Relaxed);
         }
     };
-    rewritten(&mut sender, 1_000_000, rewrite, || {
+    let mut look = || {
         for (guest, (to, came)) in [&mut two, &mut three].into_iter().zip((2..).zip(&mut came)) {
             while let Some((_, bytes)) = guest.received() {
                 assert_eq!((bytes[5], bytes[11]), (to, 1), "decided by what is copied");
                 assert!([48, 1500].contains(&bytes.len()), "{}", bytes.len());
                 *came += 1;
+                if bytes.len() == 1500
+                    && let Some(early) = written(&bytes, EARLY)
+                    && let Some(late) = written(&bytes, LATE)
+                {
+                    changed += u64::from((1..128).contains(&late.wrapping_sub(early)));
+                }
             }
         }
         assert_eq!(four.drain(), 0, "no frame says that it is its");
+        changed
+    };
+    let mut sent = 0;
+    // The control: of some frames the rest is younger than what was decided by.
+    eventually("frames change after their headers were taken", || {
+        let most = 1_000_000;
+        sent += rewritten(&mut sender, most, &rewrite, || {
+            look();
+        });
+        look() > 0
     });
+    // Each of them came, or is counted.
+    assert!(sent >= 1000, "{sent}");
+    assert_eq!(served.count("entered"), 3 + sent);
+    look();
+    let dropped = served.count("out_dropped_full") + served.count("out_dropped_gone");
     assert!(came[0] > 0 && came[1] > 0, "{came:?}");
+    assert_eq!(came[0] + came[1] + dropped, served.count("unicast"));
     // Those that were said to be longer than a frame without a segment size may be.
     assert!(served.count("in_dropped_long") > 0);
     served.check_alive();
 }
+
+/// Where numbers are written, in bytes of a frame: in what is copied before it is decided, and behind it.
+const EARLY: usize = 64;
+const LATE: usize = 1000;
 
 #[test]
 fn who_goes_while_its_frames_are_sent_leaves_nothing_and_harms_nobody() {
