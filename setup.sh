@@ -52,6 +52,7 @@ test=(
     # programs of VDE, on a switch
     wirefilter:vde-wirefilter vdens:vdens
     /var/lib/dpkg/info/libvdeplug-slirp.list:libvdeplug-slirp
+    /var/lib/dpkg/info/libvdeplug-vlan.list:libvdeplug-vlan
     # installs our agent in a guest
     qemu-ga:qemu-guest-agent
     # has domains of its own in a test; without libvirt-daemon-system, so no service comes

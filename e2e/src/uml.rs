@@ -39,6 +39,9 @@ pub struct UmlConfig {
     pub image: Image,
     /// More kernel arguments.
     pub kernel_args: Vec<String>,
+    /// A command that starts `linux.uml`, and its arguments; its command line is put behind them. The
+    /// guest is over when the command is killed, if it sees to that.
+    pub starter: Vec<String>,
     /// Descriptors the guest's process inherits under their numbers, for use in `kernel_args`.
     pub inherit: Vec<OwnedFd>,
     /// What the guest's process finds in its environment besides the test's own.
@@ -57,6 +60,7 @@ impl Default for UmlConfig {
             netns: None,
             image: Image::default(),
             kernel_args: Vec::new(),
+            starter: Vec::new(),
             inherit: Vec::new(),
             env: Vec::new(),
             boot_limit: Duration::from_secs(180),
@@ -96,7 +100,13 @@ impl Uml {
 
         let (ours, theirs) = UnixStream::pair().map_err(LabError::io("socket pair"))?;
         let mut inherit = inherit.to_vec();
-        let mut command = Command::new("linux.uml");
+        let mut words = config
+            .starter
+            .iter()
+            .map(String::as_str)
+            .chain(["linux.uml"]);
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words);
         command.envs(config.env.iter().cloned());
         command
             .arg(format!("mem={}M", config.memory_mib))

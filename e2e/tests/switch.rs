@@ -94,6 +94,54 @@ fn programs_of_vde_are_on_one_wire_which_captures_like_any_other() {
 }
 
 #[test]
+fn a_plug_that_tags_frames_itself_is_in_the_vlan_that_it_says() {
+    let lab = Lab::new().unwrap();
+    let dir = lab.dir().join("lan0.ctl");
+    let spec = format!("lan0,vde={}", dir.display());
+    let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
+    // What is untagged at the TAP has this tag on our switch.
+    let tagging = |vlan: u32, address: &str| {
+        let url = format!("vlan://{vlan}{{vde://{}}}", dir.display());
+        Station::by_plug(&lab, url, &[], address).unwrap()
+    };
+    let (one, two) = (tagging(10, "10.77.7.1"), tagging(10, "10.77.7.2"));
+    let other = tagging(20, "10.77.7.3");
+    let plain = Station::by_vde(&lab, &dir, "10.77.7.4").unwrap();
+    eventually("all have joined", || {
+        value(counted(&daemon.counters(), "source"), "switch_ports") == 4
+    });
+    let filter = "vlan 10 and icmp";
+    let mut reader = daemon.port("host:lan0").filter(filter).open().unwrap();
+    // Tags pass a switch of which nothing is said.
+    assert!(one.pings(&two.address));
+    let mut tagged = 0;
+    eventually("all of it is captured", || {
+        while let Next::Packet(_) = reader.next().unwrap() {
+            tagged += 1;
+        }
+        tagged >= 6
+    });
+    assert_eq!(tagged, 6);
+    for station in [&other, &plain] {
+        assert!(!one.pings(&station.address), "{}", station.address);
+    }
+    // Ports with VLANs: a trunk for each plug, and the plain one in VLAN 10 without a tag.
+    for port in [1, 2, 3] {
+        let args = ["switch", "set", &format!("lan0/port{port}"), "trunk=10+20"];
+        assert_eq!(daemon.vnplug(&args).0, Some(0));
+    }
+    let args = ["switch", "set", "lan0/port4", "vlan=10"];
+    assert_eq!(daemon.vnplug(&args).0, Some(0));
+    for (from, to) in [(&one, &two), (&one, &plain), (&plain, &two)] {
+        assert!(from.pings(&to.address), "{} {}", from.address, to.address);
+    }
+    let bytes = content(1 << 20);
+    assert!(one.sends(&plain, &bytes).unwrap() == bytes);
+    assert!(!other.pings(&plain.address));
+    daemon.audit();
+}
+
+#[test]
 fn guests_join_by_their_own_vde_drivers() {
     let lab = Lab::new().unwrap();
     let dir = lab.dir().join("lan0.ctl");

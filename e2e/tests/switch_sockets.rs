@@ -169,6 +169,72 @@ fn a_running_qemu_gets_a_card_on_a_switch_and_loses_it_again() {
 }
 
 #[test]
+fn a_running_qemu_whose_memory_is_shared_gets_a_card_by_vhost_user() {
+    let lab = Lab::new().unwrap();
+    let path = |name: &str| lab.dir().join(name).display().to_string();
+    let (vhost, stream) = (path("lan0.vhost"), path("lan0.stream"));
+    let spec = format!("lan0,vhost={vhost},stream={stream}");
+    let mut daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
+    let station = Station::by_nic(&lab, &daemon, "lan0", "10.77.2.1", &[]).unwrap();
+    let boot = |memory: &[&str]| {
+        let config = QemuConfig {
+            image: Image::default().module("virtio_net"),
+            qemu_args: memory.iter().copied().map(str::to_owned).collect(),
+            ..QemuConfig::default()
+        };
+        Qemu::boot(&lab, config).unwrap()
+    };
+    let qmp = |guest: &Guest| guest.qmp_path().unwrap().display().to_string();
+    // The control: one whose memory is its own.
+    let private = boot(&[]);
+    let attach = ["attach", "qemu", "--name", "p", "--qmp", &qmp(&private)];
+    let refused = daemon.vnplug(&[&attach[..], &["--nic", "lan0,via=vhost"]].concat());
+    assert!(
+        refused.0 == Some(1) && refused.1.contains("memory that is shared"),
+        "{refused:?}"
+    );
+    private.kill();
+
+    let memory = "memory-backend-memfd,id=ram,size=256M,share=on";
+    let guest = boot(&["-object", memory, "-numa", "node,memdev=ram"]);
+    let qmp = qmp(&guest);
+    let attach = ["attach", "qemu", "--name", "q", "--qmp", &qmp, "--nic"];
+    let detach = ["detach", "qemu", "--name", "q", "--qmp", &qmp, "--nic"];
+    let card = "test -e /sys/class/net/eth0";
+    for spec in ["lan0,via=vhost", "lan0"] {
+        // By itself it is that way, too.
+        let said = vnplug(&daemon, &[&attach[..], &[spec]].concat());
+        assert!(said.contains("by vhost"), "{said}");
+        eventually("the card is there", || {
+            guest.run(card, PATIENCE).unwrap().success()
+        });
+        ok(
+            &guest,
+            "ip addr add 10.77.2.2/24 dev eth0 && ip link set eth0 up",
+        );
+        ports(&daemon, 2);
+        let (_, shown) = daemon.vnplug(&["switch", "show", "lan0"]);
+        assert!(shown.contains("vhost-user"), "{shown}");
+        ok(&guest, "ping -c 3 10.77.2.1");
+        assert!(station.pings("10.77.2.2"));
+        bulk(&guest, &station, &content(2 << 20));
+        daemon.audit();
+        // Its chardev connects again.
+        daemon.kill();
+        daemon.launch().unwrap();
+        ports(&daemon, 2);
+        ok(&guest, "ping -c 3 10.77.2.1");
+        bulk(&guest, &station, &content(2 << 20));
+        daemon.audit();
+        vnplug(&daemon, &[&detach[..], &["lan0"]].concat());
+        eventually("the card is gone", || {
+            !guest.run(card, PATIENCE).unwrap().success()
+        });
+        ports(&daemon, 1);
+    }
+}
+
+#[test]
 fn a_user_mode_linux_joins_by_packets_of_a_socket() {
     let lab = Lab::new().unwrap();
     let mut daemon = daemon(&lab);
@@ -202,6 +268,42 @@ fn a_user_mode_linux_joins_by_packets_of_a_socket() {
     ports(&daemon, 2);
     assert!(station.pings("10.77.3.2"));
     bulk(&guest, &station, &bytes);
+    daemon.audit();
+}
+
+#[test]
+fn a_user_mode_linux_that_is_attached_has_a_card_on_each_switch() {
+    let lab = Lab::new().unwrap();
+    let path = |name: &str| lab.dir().join(name).display().to_string();
+    let (bess, vhost) = (path("lan0.bess"), path("lan1.vhost"));
+    let specs = [format!("lan0,bess={bess}"), format!("lan1,vhost={vhost}")];
+    let args = ["--switch", &specs[0], "--switch", &specs[1]];
+    let daemon = Daemon::start(&lab, None, &args).unwrap();
+    let [one, two] = [("lan0", "10.77.4.1"), ("lan1", "10.77.5.1")].map(|(switch, address)| {
+        let station = Station::by_nic(&lab, &daemon, switch, address, &[]);
+        station.unwrap()
+    });
+    // The command, and the guest with it, ends with the lab.
+    let aside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
+    let (vnplug, socket) = (program("vnplug").unwrap(), daemon.socket());
+    let by = [vnplug, "--socket".into(), socket].map(|it| it.display().to_string());
+    let attach = ["attach", "uml", "--name", "u"];
+    let nics = ["--nic", "lan0", "--nic", "lan1", "--"];
+    let words = aside.iter().copied().chain(by.iter().map(String::as_str));
+    let config = UmlConfig {
+        starter: words.chain(attach).chain(nics).map(str::to_owned).collect(),
+        ..UmlConfig::default()
+    };
+    let guest = Uml::boot(&lab, config).unwrap();
+    for (card, address, station) in [("vec0", "10.77.4.2", &one), ("eth0", "10.77.5.2", &two)] {
+        let up = format!("ip addr add {address}/24 dev {card} && ip link set {card} up");
+        ok(&guest, &up);
+        ok(&guest, &format!("ping -c 3 {}", station.address));
+        assert!(station.pings(address), "{card}");
+        bulk(&guest, station, &content(2 << 20));
+    }
+    let (_, shown) = daemon.vnplug(&["switch", "show", "lan1"]);
+    assert!(shown.contains("vhost-user"), "{shown}");
     daemon.audit();
 }
 

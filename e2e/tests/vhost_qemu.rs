@@ -2,6 +2,8 @@
 //! moves its guest to another QEMU.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
@@ -60,6 +62,69 @@ fn a_qemu_that_listens_is_connected_to_and_again_by_the_next_daemon() {
         daemon.kill();
         daemon.launch().unwrap();
     }
+}
+
+/// Bytes of each frame that a guest's card was given, or gave, while this ran; in the mean.
+fn mean(guest: &Guest, direction: &str, run: impl FnOnce()) -> f64 {
+    let read = |what: &str| -> f64 {
+        let file = format!("/sys/class/net/eth0/statistics/{direction}_{what}");
+        ran(guest, &format!("cat {file}")).trim().parse().unwrap()
+    };
+    let before = ["bytes", "packets"].map(read);
+    run();
+    let after = ["bytes", "packets"].map(read);
+    (after[0] - before[0]) / (after[1] - before[1])
+}
+
+#[test]
+fn a_guest_of_qemu_gives_and_is_given_super_frames_of_a_bulk_stream() {
+    let lab = Lab::new().unwrap();
+    let socket = lab.dir().join("lan0.sock");
+    let spec = format!("lan0,vhost={}", socket.display());
+    let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
+    let guest = boot(&lab, &format!("{},reconnect=1", socket.display()), 1);
+    let station = Station::by_nic(&lab, &daemon, "lan0", "10.77.4.9", &[]).unwrap();
+    assert!(station.pings("10.77.4.1"));
+    let bytes = vnplug_e2e::station::content(8 << 20);
+    let listen = || {
+        let listener = station.netns.enter(|| TcpListener::bind("10.77.4.9:7000"));
+        listener.unwrap().unwrap()
+    };
+    let given = || {
+        let listener = listen();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.set_write_timeout(Some(PATIENCE)).unwrap();
+                stream.write_all(&bytes).unwrap();
+            });
+            ran(&guest, "nc 10.77.4.9 7000 </dev/null >/tmp/bulk");
+        });
+    };
+    let gives = || {
+        let listener = listen();
+        std::thread::scope(|scope| {
+            let taken = scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                let mut all = Vec::new();
+                stream.read_to_end(&mut all).unwrap();
+                all
+            });
+            ran(&guest, "nc 10.77.4.9 7000 </tmp/bulk");
+            assert!(taken.join().unwrap() == bytes);
+        });
+    };
+    let means = [mean(&guest, "rx", given), mean(&guest, "tx", gives)];
+    assert!(means.iter().all(|mean| *mean > 8_000.0), "{means:?}");
+    // The control: the switch cuts for it, and it cuts itself.
+    let set = ["switch", "set", "lan0/port1", "tso=off"];
+    assert_eq!(daemon.vnplug(&set).0, Some(0));
+    ran(&guest, "ethtool -K eth0 tso off gso off");
+    let cut = [mean(&guest, "rx", given), mean(&guest, "tx", gives)];
+    assert!(cut.iter().all(|mean| *mean <= 1514.0), "{cut:?}");
+    println!("bytes of a frame, given and taken: {means:?}; cut: {cut:?}");
+    daemon.audit();
 }
 
 #[test]
