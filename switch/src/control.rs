@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -91,6 +91,8 @@ pub(crate) struct Line {
     changes: Sender<Change>,
     pending: Arc<AtomicBool>,
     waker: Arc<OwnedFd>,
+    /// How often guests were called again.
+    pub(crate) called_again: Arc<AtomicU64>,
 }
 
 /// That thread's end of a [`Line`].
@@ -99,6 +101,7 @@ pub(crate) struct Inlet {
     changes: Receiver<Change>,
     pending: Arc<AtomicBool>,
     pub(crate) waker: Arc<OwnedFd>,
+    pub(crate) called_again: Arc<AtomicU64>,
 }
 
 /// A line and its end.
@@ -109,15 +112,18 @@ pub(crate) fn line() -> std::io::Result<(Line, Inlet)> {
     let waker = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let (sender, receiver) = channel();
     let pending = Arc::new(AtomicBool::new(false));
+    let called_again = Arc::<AtomicU64>::default();
     let line = Line {
         changes: sender,
         pending: Arc::clone(&pending),
         waker: Arc::clone(&waker),
+        called_again: Arc::clone(&called_again),
     };
     let inlet = Inlet {
         changes: receiver,
         pending,
         waker,
+        called_again,
     };
     Ok((line, inlet))
 }

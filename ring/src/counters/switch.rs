@@ -152,6 +152,11 @@ pub const SWITCH: &[Counter] = &[
         Times,
         "a port sent 100 frames in a second of stations that are at another port",
     ),
+    own(
+        "called_again",
+        Times,
+        "a guest by vhost-user had not read its call (User-mode Linux), and was called again",
+    ),
     own("stations", Things, "addresses that are known"),
     own(
         "switch_ports",

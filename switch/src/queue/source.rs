@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use vnplug_frame::{Frame, offload};
@@ -95,6 +96,9 @@ impl Queue for Switch {
             named.push(("lanes".into(), self.lanes.len() as u64));
             named.push(("lane_forwarded".into(), carried));
         }
+        // Relaxed: a number.
+        let called_again = self.inlet.called_again.load(Ordering::Relaxed);
+        named.push(("called_again".into(), called_again));
         named.push(("stations".into(), self.forwarder.table.len() as u64));
         named.push(("switch_ports".into(), self.forwarder.ports().len() as u64));
         named

@@ -10,9 +10,10 @@
 //!   which say when they are in a write ([`Calls`]). The entrance's thread empties eventfds that are full
 //!   then, so that a faulty front-end costs its port only: the write ends ([`event::drain`]), and the
 //!   port is closed.
+//! - A call by a socket that the guest does not read is made again, by whoever made it or the reminder's thread ([`super::remind`]).
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketType, send, sockopt};
 use vnplug_os::closer::PeerFd;
-use vnplug_os::event;
+use vnplug_os::{event, socket};
+
+use super::remind::{Mark, Reminder};
 
 /// How one ring's guest is called.
 #[derive(Debug)]
@@ -32,8 +35,10 @@ pub(crate) struct Call {
     was_full: AtomicBool,
     /// Who calls, if that is not the thread that forwards.
     caller: Option<Caller>,
-    /// The caller has it, and has not begun.
-    is_asked: AtomicBool,
+    /// What the caller has of it, and has not begun: [`NOTHING`], [`FIRST`], [`AGAIN`].
+    asked: AtomicU8,
+    /// Where it is noted when it was made, if it is made again.
+    mark: Option<Mark>,
 }
 
 /// All calls of a switch.
@@ -42,6 +47,7 @@ pub(crate) struct Calls {
     /// Threads that forward and are in one.
     calling: AtomicU32,
     all: Mutex<Vec<Weak<Call>>>,
+    reminder: Reminder,
 }
 
 /// Calls the guests of one user, by a thread that may hang. Clones share the thread.
@@ -65,9 +71,23 @@ struct Queue {
 impl Caller {
     fn ask(&self, call: &Arc<Call>) {
         // AcqRel: pairs with itself in `run`; what the guest is called for was written before.
-        if call.is_asked.swap(true, Ordering::AcqRel) {
-            return;
+        if call.asked.swap(FIRST, Ordering::AcqRel) == NOTHING {
+            self.take(call);
         }
+    }
+
+    /// False: it has one of these to make anyhow.
+    fn ask_again(&self, call: &Arc<Call>) -> bool {
+        let (acq_rel, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
+        let asked = &call.asked;
+        let is_new = asked.compare_exchange(NOTHING, AGAIN, acq_rel, relaxed);
+        if is_new.is_ok() {
+            self.take(call);
+        }
+        is_new.is_ok()
+    }
+
+    fn take(&self, call: &Arc<Call>) {
         let lane = &self.0;
         let mut queue = lane.queue();
         queue.waiting.push_back(Arc::clone(call));
@@ -86,6 +106,11 @@ impl Caller {
             // It waits until the next one comes.
             Err(error) => log::error!(target: "switch", "no thread to call guests with: {error}"),
         }
+    }
+
+    /// Whether it is the same thread.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Whether a call has been under way for long: its guests are to be closed.
@@ -116,8 +141,8 @@ impl Lane {
             queue.since = Some(Instant::now());
             drop(queue);
             // AcqRel: pairs with itself in `ask`. Before the call: what is published then is called for.
-            call.is_asked.swap(false, Ordering::AcqRel);
-            call.make();
+            let asked = call.asked.swap(NOTHING, Ordering::AcqRel);
+            call.make(asked != AGAIN);
             drop(call);
             queue = self.queue();
             queue.since = None;
@@ -126,6 +151,29 @@ impl Lane {
 }
 
 impl Call {
+    pub(super) fn new(
+        fd: PeerFd,
+        is_socket: bool,
+        caller: Option<Caller>,
+        mark: Option<Mark>,
+    ) -> Self {
+        Self {
+            fd,
+            is_socket,
+            is_gone: AtomicBool::new(false),
+            was_full: AtomicBool::new(false),
+            caller,
+            asked: AtomicU8::new(NOTHING),
+            mark,
+        }
+    }
+
+    /// Where it is noted when it was made.
+    #[cfg(test)]
+    pub(super) fn mark(&self) -> Option<&Mark> {
+        self.mark.as_ref()
+    }
+
     /// Calls the guest.
     #[inline]
     pub(crate) fn ring(self: &Arc<Self>, calls: &Calls) {
@@ -137,15 +185,31 @@ impl Call {
             return;
         }
         if self.is_socket {
-            return self.make();
+            return self.make(true);
         }
         // Relaxed: who looks looks again.
         calls.calling.fetch_add(1, Ordering::Relaxed);
-        self.make();
+        self.make(true);
         calls.calling.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn make(&self) {
+    /// Makes one again that was not read. False: one is to be made anyhow.
+    pub(super) fn make_again(self: &Arc<Self>) -> bool {
+        match &self.caller {
+            Some(caller) => caller.ask_again(self),
+            None => {
+                self.make(false);
+                true
+            }
+        }
+    }
+
+    /// Whether the guest has read all calls, or is gone. No eventfd is asked.
+    pub(super) fn is_read(&self) -> bool {
+        !self.is_socket || self.is_gone.load(Ordering::Relaxed) || socket::is_read(&self.fd)
+    }
+
+    fn make(&self, is_first: bool) {
         if !self.is_socket {
             event::ring(&self.fd);
             return;
@@ -155,6 +219,11 @@ impl Call {
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match send(&self.fd, &1_u64.to_ne_bytes(), flags) {
+            Ok(_) if is_first => {
+                if let Some(mark) = &self.mark {
+                    mark.note();
+                }
+            }
             // What is there already says the same.
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
             Err(_) => self.is_gone.store(true, Ordering::Relaxed),
@@ -181,6 +250,14 @@ impl Call {
 }
 
 impl Calls {
+    /// None yet; those that are made again are counted there.
+    pub(crate) fn counting(again: Arc<AtomicU64>) -> Self {
+        Self {
+            reminder: Reminder::counting(again),
+            ..Self::default()
+        }
+    }
+
     /// A call by this descriptor, made by this caller; `None` if it is of another kind.
     pub(crate) fn add(&self, fd: PeerFd, caller: Option<Caller>) -> Option<Arc<Call>> {
         let is_socket = event::is_socket(&fd);
@@ -191,13 +268,10 @@ impl Calls {
         if !is_sound {
             return None;
         }
-        let call = Arc::new(Call {
-            fd,
-            is_socket,
-            is_gone: AtomicBool::new(false),
-            was_full: AtomicBool::new(false),
-            caller,
-            is_asked: AtomicBool::new(false),
+        let call = Arc::new_cyclic(|call| {
+            let reminder = is_socket.then_some(&self.reminder);
+            let mark = reminder.and_then(|it| it.mark(Weak::clone(call), caller.as_ref()));
+            Call::new(fd, is_socket, caller, mark)
         });
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() == all.capacity() {
@@ -233,6 +307,10 @@ fn is_unix_stream(fd: &PeerFd) -> bool {
     of(fd) == Some((AddressFamily::UNIX, SocketType::STREAM))
 }
 
+/// The caller has nothing of a call; it is to make it; it is to make it again, as the guest has not read it.
+const NOTHING: u8 = 0;
+const FIRST: u8 = 1;
+const AGAIN: u8 = 2;
 /// A thread that calls nobody for so long ends.
 const IDLE: Duration = Duration::from_secs(2);
 /// A call takes microseconds.

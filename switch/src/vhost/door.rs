@@ -209,6 +209,7 @@ impl Porter {
         };
         let dials = open.config.connect.iter().map(dial).collect();
         let (told, losses) = Losses::new(Arc::clone(&waker));
+        let calls = Arc::new(Calls::counting(Arc::clone(&line.called_again)));
         Ok(Self {
             open,
             line,
@@ -223,7 +224,7 @@ impl Porter {
             homes: HashMap::new(),
             choosy: HashSet::new(),
             closers: Closers::default(),
-            calls: Arc::default(),
+            calls,
             callers: HashMap::new(),
             remains: Vec::new(),
             unheard: HashSet::new(),

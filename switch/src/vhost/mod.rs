@@ -21,6 +21,7 @@
 //! | `control.rs` | the control queue |
 //! | `memory.rs` | the one door to the guest's memory |
 //! | `call.rs` | interrupts |
+//! | `remind.rs` | those that a guest has not read, made again |
 //! | `spec.rs` | numbers of the standards |
 //!
 //! The thread of the door hears and answers; it never waits for a front-end. The threads that forward
@@ -36,6 +37,7 @@ mod link;
 mod memory;
 mod message;
 mod payload;
+mod remind;
 mod ring;
 mod session;
 mod spec;

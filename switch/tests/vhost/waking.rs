@@ -207,3 +207,31 @@ fn what_is_no_eventfd_is_no_kick() {
     let exe = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
     assert!(!guest.front.does(SET_MEM_TABLE, &words, &[exe.as_fd()]));
 }
+
+#[test]
+fn a_guest_that_does_not_read_a_call_by_a_socket_is_called_three_times_more() {
+    let served = Served::here();
+    let (mut sender, mut guest) = (served.guest(PLAIN), served.guest(PLAIN));
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    theirs
+        .set_read_timeout(Some(vnplug_testing::PATIENCE))
+        .unwrap();
+    let ring = bytes_of(&[0]);
+    assert!(guest.front.does(SET_VRING_CALL, &ring, &[ours.as_fd()]));
+    drop(ours);
+    for number in 1..=3 {
+        sender.send(&frame(0xee, 1, number));
+        eventually("it is called again", || {
+            served.count("called_again") == 3 * u64::from(number)
+        });
+        let mut calls = [0; 4 * 8];
+        theirs.read_exact(&mut calls).unwrap();
+        assert_eq!(calls, [1_u64.to_ne_bytes(); 4].concat()[..]);
+        assert_eq!(guest.next().1, frame(0xee, 1, number));
+    }
+    // The other one has an eventfd, which nobody reads either.
+    guest.send(&frame(1, 2, 0));
+    assert_eq!(sender.next().1, frame(1, 2, 0));
+    served.check_sums();
+    assert_eq!(served.count("called_again"), 9);
+}
