@@ -18,7 +18,7 @@ fn with_guests(count: usize, features: u64) -> (TestDir, Box<dyn Queue>, Vec<Gue
                 &stop,
                 &Mutex::default(),
                 &AtomicU64::new(0),
-                &AtomicBool::new(false),
+                &[Arc::default(), Arc::new(AtomicBool::new(true))],
             )
         });
         let guests = (0..count).map(|_| Guest::boot(&path, features)).collect();

@@ -13,6 +13,7 @@ mod left;
 mod memory;
 mod merged;
 mod messages;
+mod touched;
 mod valid;
 mod waking;
 
@@ -45,6 +46,8 @@ struct Served {
     turns: Arc<AtomicU64>,
     /// Somebody captures in some turns.
     flips: Arc<AtomicBool>,
+    /// A port by rings is there in some turns.
+    reads: Arc<AtomicBool>,
     counters: Arc<Mutex<Vec<(String, u64)>>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -94,9 +97,10 @@ impl Served {
         let (stopped, told) = (Arc::clone(&stop), Arc::clone(&counters));
         let turned = Arc::clone(&turns);
         let flips = Arc::new(AtomicBool::new(false));
-        let flipped = Arc::clone(&flips);
+        let reads = Arc::new(AtomicBool::new(true));
+        let others = [Arc::clone(&flips), Arc::clone(&reads)];
         let thread = std::thread::spawn(move || {
-            serve(&mut *queue, &stopped, &told, &turned, &flipped);
+            serve(&mut *queue, &stopped, &told, &turned, &others);
         });
         Self {
             _home: home,
@@ -105,6 +109,7 @@ impl Served {
             stop,
             turns,
             flips,
+            reads,
             counters,
             thread: Some(thread),
         }
@@ -168,13 +173,14 @@ fn serve(
     stop: &AtomicBool,
     counters: &Mutex<Vec<(String, u64)>>,
     turns: &AtomicU64,
-    flips: &AtomicBool,
+    [flips, reads]: &[Arc<AtomicBool>; 2],
 ) {
     let waker = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
     while !stop.load(Ordering::Relaxed) {
         // All ways to take frames, in turns: as if a port by rings came and went, and a capture if it flips.
         let turn = turns.load(Ordering::Relaxed);
-        queue.may_pass(!turn.is_multiple_of(4));
+        let reads = reads.load(Ordering::Relaxed);
+        queue.may_pass(!(reads && turn.is_multiple_of(4)));
         queue.is_watched(flips.load(Ordering::Relaxed) && turn.is_multiple_of(32));
         let received = queue.receive(&mut |_| {});
         *counters.lock().unwrap() = queue.own_counters();
