@@ -16,6 +16,10 @@ use crate::row::Result;
 pub(crate) const DATAGRAM: usize = 1470;
 /// Bytes of a file that is sent over and over.
 const FILE: usize = 1 << 20;
+/// Bytes after which [`Content`] begins again: a prime.
+const PERIOD: usize = 1_048_573;
+/// Bytes of it that are written or read at once.
+const AT_ONCE: usize = 128 << 10;
 /// How often who waits looks whether it is over.
 const STEP: Duration = Duration::from_millis(100);
 
@@ -70,6 +74,79 @@ pub(crate) fn drain(stream: &mut TcpStream, end: Instant) -> Result<u64> {
         }
     }
     Ok(bytes)
+}
+
+/// What is at each place of a stream whose receiver looks at every byte: the same again after so many bytes that no segment, block or
+/// super-frame has a part of them.
+pub(crate) struct Content {
+    /// One period, and as much of the next as is read or written at once.
+    bytes: Vec<u8>,
+    at: u64,
+}
+
+impl Content {
+    /// From the stream's first byte on.
+    pub(crate) fn new() -> Self {
+        let mut state = 1_u32;
+        let mut next = || {
+            // Xorshift (Marsaglia, 2003).
+            state ^= state << 13;
+            state ^= state >> 17;
+            state ^= state << 5;
+            state as u8
+        };
+        let mut bytes: Vec<u8> = (0..PERIOD).map(|_| next()).collect();
+        bytes.extend_from_within(..AT_ONCE);
+        Self { bytes, at: 0 }
+    }
+
+    /// The next bytes.
+    fn next(&self) -> &[u8] {
+        let begin = (self.at % PERIOD as u64) as usize;
+        &self.bytes[begin..begin + AT_ONCE]
+    }
+}
+
+/// As [`fill`], of this content.
+pub(crate) fn fill_with(mut stream: TcpStream, over: impl Fn() -> bool) -> Result<()> {
+    stream.set_write_timeout(Some(STEP))?;
+    let mut content = Content::new();
+    while !over() {
+        match stream.write(content.next()) {
+            Ok(len) => content.at += len as u64,
+            Err(error) if is_time_out(error.kind()) => {}
+            Err(error) if is_closed(error.kind()) => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// As [`drain`], of this content.
+///
+/// # Errors
+/// And if another byte came.
+pub(crate) fn drain_all(
+    stream: &mut TcpStream,
+    content: &mut Content,
+    end: Instant,
+) -> Result<u64> {
+    let (begin, mut block) = (content.at, vec![0; AT_ONCE]);
+    while let left = end.saturating_duration_since(Instant::now())
+        && !left.is_zero()
+    {
+        stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        match stream.read(&mut block) {
+            Ok(0) => break,
+            Ok(len) if block[..len] != content.next()[..len] => {
+                return Err(format!("the stream has other bytes at {}", content.at).into());
+            }
+            Ok(len) => content.at += len as u64,
+            Err(error) if is_time_out(error.kind()) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(content.at - begin)
 }
 
 /// Sends back what comes, until the other end closes.
@@ -137,4 +214,49 @@ fn is_time_out(kind: ErrorKind) -> bool {
 
 fn is_closed(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stream of which the receiver looks at what was sent by this.
+    fn seen(send: impl FnOnce(TcpStream) -> Result<()> + Send) -> Result<u64> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        std::thread::scope(|threads| {
+            threads.spawn(move || send(TcpStream::connect(address).unwrap()).unwrap());
+            let (mut stream, _) = listener.accept()?;
+            let end = Instant::now() + Duration::from_secs(20);
+            drain_all(&mut stream, &mut Content::new(), end)
+        })
+    }
+
+    #[test]
+    fn content_is_looked_at_whole_and_another_byte_is_seen() {
+        const LEN: usize = 3 * PERIOD;
+        let whole = || {
+            let all = Content::new();
+            let period = &all.bytes[..PERIOD];
+            [period, period, period].concat()
+        };
+        let came = seen(|mut stream| Ok(stream.write_all(&whole())?));
+        assert_eq!(came.unwrap(), LEN as u64);
+        let came = seen(|mut stream| {
+            let mut bytes = whole();
+            bytes[LEN - 1000] ^= 1;
+            Ok(stream.write_all(&bytes)?)
+        });
+        assert!(came.is_err());
+        // A segment that is there twice.
+        let came = seen(|mut stream| {
+            let bytes = whole();
+            stream.write_all(&bytes[..1448])?;
+            Ok(stream.write_all(&bytes[..1448])?)
+        });
+        assert!(came.is_err());
+        let over = std::cell::Cell::new(0);
+        let came = seen(move |stream| fill_with(stream, || over.replace(over.get() + 1) == 50));
+        assert!(came.unwrap() > PERIOD as u64);
+    }
 }

@@ -72,6 +72,11 @@ pub(super) const SWITCH: &[Row] = &[
         switch::aggregate_senders,
     ),
     row(
+        "aggregate-loss",
+        "a stream to a container over a wire that loses segments and changes their order, with segments merged and ACKs expanded, against neither",
+        switch::aggregate_loss,
+    ),
+    row(
         "acks-slow-start",
         "short transfers from a sender that counts ACKs and from Linux, with segments merged and ACKs expanded, against neither",
         switch::slow_start,
@@ -92,6 +97,11 @@ pub(super) const SWITCH: &[Row] = &[
         switch::hlvi,
     ),
     row(
+        "hlvi-xdp",
+        "the same by an AF_XDP uplink, for which the switch cuts and sums, against one by a packet socket and the guest's own work",
+        switch::hlvi_xdp,
+    ),
+    row(
         "httpd",
         "pages of a guest for a container, a connection for each, against a bridge and vde_switch",
         switch::httpd,
@@ -100,6 +110,11 @@ pub(super) const SWITCH: &[Row] = &[
         "tcp-rr",
         "requests by TCP to a guest, alone and beside a stream, with segments merged, against without",
         switch::requests,
+    ),
+    row(
+        "tcp-rr-asleep",
+        "requests by TCP to a guest that sleeps until each comes, against a Linux bridge",
+        switch::asleep,
     ),
     row(
         "tcp-stage",

@@ -270,11 +270,23 @@ impl Guests {
         time: Duration,
         spent: impl Fn() -> Result<Duration>,
     ) -> Result<Bulk> {
+        let take = |begin: Instant, end: Instant| taken(begin, end, 1);
+        self.gives_to(talk, (to, take), time, spent)
+    }
+
+    /// As [`gives`](Self::gives), to whatever takes it there: the bytes that came between two instants.
+    pub(super) fn gives_to(
+        &self,
+        talk: &Talk,
+        (to, take): (&Netns, impl Fn(Instant, Instant) -> Result<u64> + Sync),
+        time: Duration,
+        spent: impl Fn() -> Result<Duration>,
+    ) -> Result<Bulk> {
         in_time(|lead| {
             let window = Window::after(lead + WARM_UP, time);
             let sender = self.starts(0, talk, window)?;
             let (begin, end) = window.instants();
-            let take = || taken(begin, end, 1).map_err(|error| error.to_string());
+            let take = || take(begin, end).map_err(|error| error.to_string());
             let (bytes, spent) = scope(|threads| {
                 let taker = threads.spawn(|| to.enter(take));
                 until(begin)?;

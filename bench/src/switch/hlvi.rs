@@ -1,101 +1,125 @@
 //! What a guest gains whose card cuts and sums nothing: a stream of TCP from it to a wire that can all of that, or less.
+//!
+//! The guest's program sends a file (`sendfile`), as Menon's did (netperf's `TCP_SENDFILE`, and Apache): its bytes are copied
+//! nowhere in the guest. One pair of arms writes instead, and copies them once.
 
 use super::stages::{Site, Way};
 use super::talk::Talk;
 use crate::attached::cpu_time;
 use crate::row::{Figure, Plan, Result, Samples};
 
-/// One way to send: what of it is measured.
+/// One way to send.
 struct Arm {
-    /// The figure's name, and what it is beside.
     name: &'static str,
-    peer: Peer,
     way: Way,
     /// What the guest's card, and the wire's, do not offer; `ethtool -K` of those features.
     guest_lacks: &'static [&'static str],
     wire_lacks: &'static [&'static str],
-    /// The guest sends a file and copies nothing, or writes.
-    is_file: bool,
+    /// The guest writes, and does not send a file.
+    writes: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Peer {
-    /// It is what others are beside.
-    None,
-    /// The guest that does all itself.
-    Own,
-    /// The guest with a card that does it for him.
-    Whole,
+const fn arm(name: &'static str, way: Way) -> Arm {
+    Arm {
+        name,
+        way,
+        guest_lacks: &[],
+        wire_lacks: &[],
+        writes: false,
+    }
 }
 
-const ARM: Arm = Arm {
-    name: "",
-    peer: Peer::Own,
-    way: Way::Ours,
-    guest_lacks: &[],
-    wire_lacks: &[],
-    is_file: false,
-};
+/// A figure: its name, the arms of ours and of the peer, and what that is.
+type Beside = (&'static str, &'static str, &'static str, &'static str);
 
 /// As Menon's figures 3.3, 3.5 and 3.6 have them.
-const ARMS: [Arm; 8] = [
+const ARMS: [Arm; 9] = [
     Arm {
-        name: "own",
-        peer: Peer::None,
         guest_lacks: FEATURES,
-        ..ARM
+        ..arm("own", Way::Ours)
     },
+    arm("whole", Way::Ours),
     Arm {
-        name: "hlvi",
-        ..ARM
-    },
-    Arm {
-        name: "hlvi-sg-csum",
         wire_lacks: &["tso", "gso"],
-        ..ARM
+        ..arm("sg-csum", Way::Ours)
     },
     Arm {
-        name: "hlvi-csum",
         wire_lacks: &["tso", "gso", "sg"],
-        ..ARM
+        ..arm("csum", Way::Ours)
     },
     Arm {
-        name: "hlvi-bare",
         wire_lacks: FEATURES,
-        ..ARM
+        ..arm("bare", Way::Ours)
     },
     Arm {
-        name: "hlvi-file",
-        peer: Peer::Whole,
-        is_file: true,
-        ..ARM
+        guest_lacks: FEATURES,
+        writes: true,
+        ..arm("own-write", Way::Ours)
     },
     Arm {
-        name: "hlvi-bridge",
-        peer: Peer::Whole,
-        way: Way::Bridge,
-        ..ARM
+        writes: true,
+        ..arm("write", Way::Ours)
     },
+    arm("bridge", Way::Bridge),
+    arm("vde", Way::Vde),
+];
+const FIGURES: [Beside; 8] = [
+    ("hlvi", "whole", "own", OWN),
+    ("hlvi-sg-csum", "sg-csum", "own", OWN),
+    ("hlvi-csum", "csum", "own", OWN),
+    ("hlvi-bare", "bare", "own", OWN),
+    (
+        "hlvi-write",
+        "write",
+        "own-write",
+        "ours, the guest cuts and sums, and writes",
+    ),
+    ("hlvi-file", "whole", "write", "ours, the guest writes"),
+    (
+        "hlvi-bridge",
+        "whole",
+        "bridge",
+        "the same guest, TAP on a bridge",
+    ),
+    ("hlvi-vde", "whole", "vde", "the same guest, vde_switch"),
+];
+
+/// The same by an uplink that takes frames of the wire alone, so that the switch cuts and sums.
+const XDP_ARMS: [Arm; 3] = [
+    arm("whole", Way::Ours),
+    arm("xdp", Way::Xdp),
     Arm {
-        name: "hlvi-vde",
-        peer: Peer::Whole,
-        way: Way::Vde,
-        ..ARM
+        guest_lacks: FEATURES,
+        ..arm("xdp-own", Way::Xdp)
     },
+];
+const XDP_FIGURES: [Beside; 2] = [
+    ("hlvi-xdp", "xdp", "whole", "ours, uplink by af_packet"),
+    ("hlvi-xdp-own", "xdp", "xdp-own", OWN),
 ];
 
 /// Rates and processor time by what cards offer.
 pub(crate) fn hlvi(plan: &Plan) -> Result<Vec<Figure>> {
-    let site = Site::new()?;
-    let mut all = [(); ARMS.len()].map(|()| (Samples::default(), Samples::default()));
+    measured(&Site::new()?, &ARMS, &FIGURES, plan)
+}
+
+/// The same by uplinks of two kinds.
+pub(crate) fn xdp(plan: &Plan) -> Result<Vec<Figure>> {
+    measured(&Site::with_xdp()?, &XDP_ARMS, &XDP_FIGURES, plan)
+}
+
+fn measured(site: &Site, arms: &[Arm], figures: &[Beside], plan: &Plan) -> Result<Vec<Figure>> {
+    let mut all: Vec<_> = arms
+        .iter()
+        .map(|_| (Samples::default(), Samples::default()))
+        .collect();
     for round in 1..=plan.rounds {
-        for (arm, (rates, costs)) in ARMS.iter().zip(&mut all) {
-            site.offers(arm.guest_lacks, arm.wire_lacks)?;
+        for (arm, (rates, costs)) in arms.iter().zip(&mut all) {
+            site.offers(arm.way, arm.guest_lacks, arm.wire_lacks)?;
             let to = arm.way.far_address();
-            let talk = if arm.is_file {
-                Talk::SendFile(to)
-            } else {
-                Talk::Send(to)
+            let talk = match arm.writes {
+                true => Talk::Send(to),
+                false => Talk::SendFile(to),
             };
             let bulk = site.guests.gives(&talk, &site.far, plan.time, || {
                 let switch = site.switch(arm.way).map(cpu_time).transpose()?;
@@ -107,45 +131,49 @@ pub(crate) fn hlvi(plan: &Plan) -> Result<Vec<Figure>> {
             eprintln!("  round {round}, {name}: {gbps:.2} Gb/s, {cpu_s:.2} CPU s per GB");
         }
     }
-    let of = |peer| {
-        ARMS.iter()
-            .position(|arm| arm.peer == peer)
-            .unwrap_or_default()
+    let of = |name: &str| {
+        let at = arms.iter().position(|arm| arm.name == name);
+        at.map(|at| &all[at]).ok_or("there is no such arm")
     };
-    let (own, whole) = (&all[of(Peer::None)], &all[of(Peer::Own)]);
-    let mut figures = Vec::new();
-    for (arm, it) in ARMS.iter().zip(&all) {
-        // Others are the peers of ours, never the other way round.
-        let is_other = arm.way != Way::Ours;
-        let (ours, peer, theirs) = match arm.peer {
-            Peer::None => continue,
-            Peer::Own => (it, "ours, the guest cuts and sums", own),
-            Peer::Whole if is_other => (whole, OTHERS[usize::from(arm.way == Way::Vde)], it),
-            Peer::Whole => (it, "ours, the guest writes", whole),
-        };
+    let mut told = Vec::new();
+    for (name, ours, theirs, peer) in figures {
+        let (ours, theirs) = (of(ours)?, of(theirs)?);
         for (suffix, unit, ours, theirs) in [
             ("", "Gb/s", &ours.0, &theirs.0),
             ("-cpu", "CPU s per GB", &ours.1, &theirs.1),
         ] {
-            figures.push(Figure {
-                name: format!("{}{suffix}", arm.name),
+            told.push(Figure {
+                name: format!("{name}{suffix}"),
                 unit,
                 ours: ours.clone(),
-                peer: Some((peer.to_owned(), theirs.clone())),
+                peer: Some(((*peer).to_owned(), theirs.clone())),
                 limit: None,
                 note: NOTE.to_owned(),
             });
         }
     }
-    Ok(figures)
+    Ok(told)
 }
 
 /// All that a card may offer a sender.
 const FEATURES: &[&str] = &["tso", "gso", "sg", "tx"];
-const OTHERS: [&str; 2] = [
-    "the same guest, TAP on a bridge",
-    "the same guest, vde_switch",
-];
+const OWN: &str = "ours, the guest cuts and sums";
 const NOTE: &str = "one stream of TCP from a guest of User-mode Linux by vhost-user over the switch to a veth, whose card \
-     offers all, all but TSO, checksums only, or nothing; beside the same guest whose own card offers nothing; \
-     processor time of the guest and the switch (of a bridge: of the guest's process, in which it forwards)";
+     offers all, all but TSO, checksums only, or nothing, or by an AF_XDP uplink, for which the switch cuts and sums; the \
+     guest's program sends a file (but where the name says that it writes); beside the same guest whose own card offers \
+     nothing; processor time of the guest and the switch (of a bridge: of the guest's process, in which it forwards)";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_figure_has_its_arms_and_every_arm_a_figure() {
+        for (arms, figures) in [(&ARMS[..], &FIGURES[..]), (&XDP_ARMS, &XDP_FIGURES)] {
+            let used: Vec<_> = figures.iter().flat_map(|it| [it.1, it.2]).collect();
+            let names: Vec<_> = arms.iter().map(|arm| arm.name).collect();
+            assert!(used.iter().all(|name| names.contains(name)), "{used:?}");
+            assert!(names.iter().all(|name| used.contains(name)), "{names:?}");
+        }
+    }
+}

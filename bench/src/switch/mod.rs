@@ -28,11 +28,13 @@ mod twin_web;
 mod vde;
 mod vhost;
 
-pub(crate) use aggregate::{aggregate, requests, senders as aggregate_senders};
+pub(crate) use aggregate::{
+    aggregate, asleep, loss as aggregate_loss, requests, senders as aggregate_senders,
+};
 pub(crate) use curve::curve;
 pub(crate) use cutter::cutter;
 pub(crate) use direct::against_memif as direct;
-pub(crate) use hlvi::hlvi;
+pub(crate) use hlvi::{hlvi, xdp as hlvi_xdp};
 pub(crate) use httpd::httpd;
 pub(crate) use loss::loss;
 pub(crate) use many::{IDLE, idle, many};

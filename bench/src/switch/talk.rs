@@ -34,6 +34,8 @@ pub(super) enum Talk {
     Send(String),
     /// The same of a file, which nobody copies for it.
     SendFile(String),
+    /// The same of content that the other end compares ([`taken_whole`]).
+    SendContent(String),
     /// Sends datagrams to this address and counts what comes from there; prints both numbers,
     /// how many more found no room here, and how many its driver dropped.
     Both(String, Pace),
@@ -67,6 +69,7 @@ impl Talk {
             Self::Serve => "serve".to_owned(),
             Self::Send(to) => format!("send {to}"),
             Self::SendFile(to) => format!("send-file {to}"),
+            Self::SendContent(to) => format!("send-content {to}"),
             Self::Both(to, Pace { mbps, tick }) => {
                 format!("both {to} {mbps} {}", tick.as_micros())
             }
@@ -139,13 +142,15 @@ fn run(what: &[&str], begin: Instant, end: Instant) -> Result<()> {
             let over = || Instant::now() > end;
             streams::fill_from(connected(to, begin)?, &file, over)
         }
+        ["send-content", to] => streams::fill_with(connected(to, begin)?, || Instant::now() > end),
         ["both", to, mbps, tick] => {
             let tick = Duration::from_micros(tick.parse()?);
             let mbps = mbps.parse()?;
             both(to, Pace { mbps, tick }, begin, end)
         }
         _ => Err(
-            "take | answer | serve | send ADDRESS | send-file ADDRESS | both ADDRESS MBPS MICROSECONDS"
+            "take | answer | serve | send ADDRESS | send-file ADDRESS | send-content ADDRESS | \
+             both ADDRESS MBPS MICROSECONDS"
                 .into(),
         ),
     }
@@ -178,6 +183,21 @@ pub(super) fn taken(begin: Instant, end: Instant, count: usize) -> Result<u64> {
         }
         Ok(all)
     })
+}
+
+/// Takes one stream and compares every byte of it; those that came between two instants.
+///
+/// # Errors
+/// And if another byte came.
+pub(super) fn taken_whole(begin: Instant, end: Instant) -> Result<u64> {
+    let listener = TcpListener::bind(("0.0.0.0", PORT))?;
+    let patience = end.saturating_duration_since(Instant::now());
+    let Some(mut stream) = streams::accept(&listener, patience)? else {
+        return Ok(0);
+    };
+    let mut content = streams::Content::new();
+    streams::drain_all(&mut stream, &mut content, begin)?;
+    streams::drain_all(&mut stream, &mut content, end)
 }
 
 fn answer(end: Instant) -> Result<()> {
@@ -326,8 +346,12 @@ pub(super) struct Tcp {
 impl Tcp {
     /// By the kernel's counters.
     pub(super) fn of(netns: &Netns) -> Result<Self> {
-        let text = netns.exec(&["cat", SNMP])?;
-        let of = |name| counter(&text, "Tcp:", name);
+        Self::parse(&netns.exec(&["cat", SNMP])?)
+    }
+
+    /// Those of the text of [`SNMP`].
+    pub(super) fn parse(text: &str) -> Result<Self> {
+        let of = |name| counter(text, "Tcp:", name);
         Ok(Self {
             sent: of("OutSegs")?,
             again: of("RetransSegs")?,
@@ -343,7 +367,7 @@ impl Tcp {
 
 /// The unit of segments that were sent again.
 pub(super) const AGAIN: &str = "of 1,000 segments";
-const SNMP: &str = "/proc/net/snmp";
+pub(super) const SNMP: &str = "/proc/net/snmp";
 /// How long a stream runs before it is measured.
 pub(super) const WARM_UP: Duration = Duration::from_millis(500);
 /// After the last datagram.

@@ -1,10 +1,14 @@
 //! One stream of TCP from a wire to a guest and to a container: single segments, merged by ours or by the kernel.
 
+mod asleep;
 mod fit;
+mod loss;
 mod requests;
 mod senders;
 mod site;
 
+pub(crate) use asleep::asleep;
+pub(crate) use loss::loss;
 pub(crate) use senders::senders;
 
 use fit::fit;
@@ -44,6 +48,7 @@ pub(crate) fn aggregate(plan: &Plan) -> Result<Vec<Figure>> {
     let mut guest = vec![Streams::default(); LIMITS.len()];
     let (mut container, mut own) = (guest.clone(), guest[..2].to_vec());
     let mut expanded = [(); 2].map(|()| Streams::default());
+    let mut bare = Streams::default();
     let mut kernels = [(); 4].map(|()| Samples::default());
     for round in 1..=plan.rounds {
         site.guest_merges(false)?;
@@ -59,6 +64,11 @@ pub(crate) fn aggregate(plan: &Plan) -> Result<Vec<Figure>> {
             let to_container = container[at].push(&site.to_container(&nic, 1, plan)?);
             eprintln!("  round {round}, {limit}: guest {to_guest}; container {to_container}");
         }
+        site.wire_offers(false)?;
+        site.set(&format!("acks=as-is gro={MENONS}"))?;
+        let told = bare.push(&site.to_guest(OURS, plan)?);
+        site.wire_offers(true)?;
+        eprintln!("  round {round}, {MENONS}, a wire that offers nothing: guest {told}");
         site.set(&format!("acks=expand gro={MENONS}"))?;
         let to_guest = expanded[0].push(&site.to_guest(OURS, plan)?);
         let nic = site.container(&["--gro", &word(MENONS), "--acks", "expand"])?;
@@ -144,6 +154,12 @@ pub(crate) fn aggregate(plan: &Plan) -> Result<Vec<Figure>> {
             single,
         ));
     }
+    figures.extend(beside(
+        &format!("aggregate-guest-{MENONS}-bare"),
+        &bare,
+        &guest[at],
+        "ours, the wire's card as it is",
+    ));
     figures.extend(beside("aggregate-merging-guest-20", &own[1], &own[0], OFF));
     Ok(figures)
 }
@@ -223,4 +239,4 @@ const PER_SEGMENT: &str = "ACKs per segment";
 const NOTE: &str = "one stream of TCP of single segments of 1,448 bytes from a veth (its sender leaves nothing to a \
      card) by an uplink to a guest of User-mode Linux by vhost-user, whose own kernel merges nothing (but \
      where the name says so), or to a container by vnplug nic; processor time of the switch and of the guest or \
-     vnplug nic; the bridge gives it to the same guest by a TAP, and to a container by a veth";
+     vnplug nic; -bare: the wire's card offers nothing at all, neither sums (rx, tx) nor pieces nor segmentation; the bridge gives it to the same guest by a TAP, and to a container by a veth";

@@ -218,6 +218,17 @@ impl Site {
         self.guests.ran(0, &set).map(drop)
     }
 
+    /// Whether the card at our end of the wire offers sums, both ways, pieces and segmentation. The far end's offers none of that in any
+    /// case, so that single segments come.
+    pub(super) fn wire_offers(&self, is: bool) -> Result<()> {
+        let word = if is { "on" } else { "off" };
+        let words = ["rx", "tx", "sg", "tso", "gso"].map(|name| [name, word]);
+        let words = words.as_flattened();
+        self.here
+            .exec(&[&["ethtool", "-K", "up0"], words].concat())?;
+        Ok(())
+    }
+
     /// Whether the kernel merges what comes to the bridge.
     pub(super) fn kernel_merges(&self, is: bool) -> Result<()> {
         let word = if is { "on" } else { "off" };

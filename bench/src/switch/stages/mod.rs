@@ -57,7 +57,7 @@ const fn arm(
 }
 
 /// Those of one direction stand together, the peer's first.
-const ARMS: [Arm; 10] = [
+const ARMS: [Arm; 11] = [
     arm(
         "tx-bridge",
         Way::Bridge,
@@ -112,14 +112,30 @@ const ARMS: [Arm; 10] = [
         Way::Ours,
         false,
         "our switch by vhost-user, gro=off",
-        |it| it.super_frames(true).and_then(|()| it.merge("gro=off")),
+        |it| {
+            it.super_frames(true)
+                .and_then(|()| it.merge("gro=off acks=as-is"))
+        },
     ),
     arm(
         "rx-vhost-gro20",
         Way::Ours,
         false,
         "our switch by vhost-user, gro=20",
-        |it| it.super_frames(true).and_then(|()| it.merge("gro=20")),
+        |it| {
+            it.super_frames(true)
+                .and_then(|()| it.merge("gro=20 acks=as-is"))
+        },
+    ),
+    arm(
+        "rx-vhost-gro20-acks",
+        Way::Ours,
+        false,
+        "our switch by vhost-user, gro=20 acks=expand",
+        |it| {
+            it.super_frames(true)
+                .and_then(|()| it.merge("gro=20 acks=expand"))
+        },
     ),
     arm(
         "rx-vde",

@@ -6,6 +6,8 @@
 //!   far2 ── up2 ── bridge ── tap1 ── vde_switch ─ eth0 ┘ User-mode Linux
 //! ```
 //!
+//! And a fourth, if that is asked for: `far3 ── up3 ── switch (uplink=…/af_xdp) ── eth2`.
+//!
 //! The wire is a veth. It takes super-frames as a card with TSO does; what comes from it are single
 //! segments with checksums, since the far machine leaves nothing to a card.
 
@@ -31,6 +33,8 @@ pub(in super::super) enum Way {
     Bridge,
     /// `vde_switch`, with a TAP of its own on a bridge.
     Vde,
+    /// Another switch of ours, by vhost-user, with an uplink by AF_XDP.
+    Xdp,
 }
 
 impl Way {
@@ -39,6 +43,7 @@ impl Way {
             Self::Ours => ("eth1", 1),
             Self::Bridge => ("vec0", 2),
             Self::Vde => ("eth0", 3),
+            Self::Xdp => ("eth2", 4),
         };
         Lan { interface, net }
     }
@@ -62,8 +67,17 @@ pub(in super::super) struct Site {
 
 impl Site {
     pub(in super::super) fn new() -> Result<Self> {
+        Self::by(&ALWAYS)
+    }
+
+    /// With the fourth way.
+    pub(in super::super) fn with_xdp() -> Result<Self> {
+        Self::by(&[&ALWAYS[..], &[Way::Xdp]].concat())
+    }
+
+    fn by(ways: &[Way]) -> Result<Self> {
         let (lab, here, far) = (Lab::new()?, Netns::new()?, Netns::new()?);
-        for (wire, way) in [Way::Ours, Way::Bridge, Way::Vde].into_iter().enumerate() {
+        for (wire, way) in ways.iter().copied().enumerate() {
             let [up, there] = ["up", "far"].map(|it| format!("{it}{wire}"));
             let peer = ["peer", "name", &there, "netns", far.name()];
             let veth = ["link", "add", &up, "type", "veth"];
@@ -78,26 +92,35 @@ impl Site {
             let gro = if way == Way::Bridge { "on" } else { "off" };
             here.exec(&["ethtool", "-K", &up, "gro", gro])?;
         }
-        let [vde, vhost] = ["vde.ctl", "lan0.sock"].map(|name| lab.dir().join(name));
+        let [vde, vhost, by_xdp] =
+            ["vde.ctl", "lan0.sock", "lan1.sock"].map(|name| lab.dir().join(name));
+        let has_xdp = ways.contains(&Way::Xdp);
         let vde_switch = Running::vde_switch(&lab, Some(&here), &vde, &["-t", "tap1"])?;
         here.tap("tap0")?;
         here.bridge("br0", &["up1", "tap0"])?;
         here.ip(&["link", "set", "tap1", "up"])?;
         here.bridge("br1", &["up2", "tap1"])?;
-        let spec = format!("lan0,vhost={},uplink=up0", vhost.display());
-        let daemon = Daemon::start(&lab, Some(&here), &["--switch", &spec])?;
+        let mut specs = vec![format!("lan0,vhost={},uplink=up0", vhost.display())];
+        let mut cards = vec![
+            format!("eth0=vde,{}", vde.display()),
+            format!("virtio_uml.device={}:1", vhost.display()),
+            "vec0:transport=tap,ifname=tap0,depth=128,gro=1".to_owned(),
+        ];
+        if has_xdp {
+            let by_xdp = by_xdp.display();
+            specs.push(format!("lan1,vhost={by_xdp},uplink=up3/af_xdp"));
+            cards.push(format!("virtio_uml.device={by_xdp}:1"));
+        }
+        let args: Vec<&str> = specs.iter().flat_map(|it| ["--switch", it]).collect();
+        let daemon = Daemon::start(&lab, Some(&here), &args)?;
         let guests = Guests::boot(&lab, 1, |_| UmlConfig {
-            kernel_args: vec![
-                format!("eth0=vde,{}", vde.display()),
-                format!("virtio_uml.device={}:1", vhost.display()),
-                "vec0:transport=tap,ifname=tap0,depth=128,gro=1".to_owned(),
-            ],
+            kernel_args: cards.clone(),
             netns: Some(here.name().to_owned()),
             // A kernel with less has smaller buffers for TCP, which would be what is measured.
             memory_mib: 512,
             ..UmlConfig::default()
         })?;
-        for way in [Way::Ours, Way::Bridge, Way::Vde] {
+        for way in ways {
             guests.join(way.lan())?;
             let ping = format!("ping -q -c 2 -i 0.2 -W 5 {}", way.far_address());
             ran(guests.first()?, &ping)?;
@@ -125,27 +148,37 @@ impl Site {
         }
     }
 
-    /// What the guest's card on our switch, and the wire's, do not offer senders: features as `ethtool -K` has
-    /// them. All others they do.
-    pub(in super::super) fn offers(&self, guest: &[&str], wire: &[&str]) -> Result<()> {
+    /// What the guest's card on a switch of ours, and the wire's, do not offer senders: features as `ethtool -K` has
+    /// them. All others they do. Of other ways nothing is changed.
+    pub(in super::super) fn offers(
+        &self,
+        way: Way,
+        guest: &[&'static str],
+        wire: &[&'static str],
+    ) -> Result<()> {
+        let up = match way {
+            Way::Ours => "up0",
+            Way::Xdp => "up3",
+            Way::Bridge | Way::Vde => return Ok(()),
+        };
         let words = |lacks: &[&str]| {
             let word =
                 |name: &&'static str| [*name, if lacks.contains(name) { "off" } else { "on" }];
             FEATURES.iter().flat_map(word).collect::<Vec<_>>()
         };
-        let card = Way::Ours.lan().interface;
+        let card = way.lan().interface;
         let command = format!("ethtool -K {card} {}", words(guest).join(" "));
         ran(self.guests.first()?, &command)?;
         let wire = words(wire);
         self.here
-            .exec(&[&["ethtool", "-K", "up0"], &wire[..]].concat())?;
+            .exec(&[&["ethtool", "-K", up], &wire[..]].concat())?;
         Ok(())
     }
 
     /// The process of a way that is not the guest's.
     pub(in super::super) fn switch(&self, way: Way) -> Option<u32> {
         match way {
-            Way::Ours => Some(self.daemon.pid()),
+            Way::Ours | Way::Xdp => Some(self.daemon.pid()),
             Way::Bridge => None,
             Way::Vde => Some(self.vde_switch.pid()),
         }
@@ -179,6 +212,9 @@ impl Site {
         })
     }
 }
+
+/// The ways of every site.
+const ALWAYS: [Way; 3] = [Way::Ours, Way::Bridge, Way::Vde];
 
 /// Whether the host has br_netfilter.
 pub(super) fn has_bridge_netfilter() -> bool {
