@@ -77,7 +77,7 @@ test=(
     git:git nmap:nmap nc.openbsd:netcat-openbsd
     # forges senders in a guest
     hping3:hping3
-    /usr/sbin/dropbear:dropbear-bin redis-cli:redis-tools
+    /usr/sbin/dropbear:dropbear-bin scp:openssh-client redis-cli:redis-tools
     gtlsclient:ngtcp2-client gtlsserver:ngtcp2-server
     # and their questions as notifications
     notify-send:libnotify-bin dbus-run-session:dbus

@@ -18,9 +18,9 @@
 //! child dies with it, also when it is killed with SIGKILL.
 //!
 //! The lab knows nothing of vNPlug but [`daemon`] and who starts it ([`manager`]), [`wire`], [`recorder`], [`groups`], [`raw`],
-//! [`station`], [`streamer`], [`secure`], [`asking`], [`programs`] and [`demo`]: where the programs under test are, a daemon and a recorder that
+//! [`station`], [`sums`], [`streamer`], [`secure`], [`asking`], [`programs`] and [`demo`]: where the programs under test are, a daemon and a recorder that
 //! end with their test, what groups in guests are looked at with, a client that says what it likes,
-//! machines on a switch, a client of its streams, servers of TLS and QUIC, a sandbox and who answers it, other people's programs, and what shows it all.
+//! machines on a switch, a capture there whose checksums are looked at, a client of its streams, servers of TLS and QUIC, a sandbox and who answers it, other people's programs, and what shows it all.
 //! [`third_party`] builds programs against the header, as strangers do; [`typed`] types what pages say.
 //! Everything else under test comes in as files and programs.
 
@@ -60,6 +60,7 @@ pub mod secure;
 pub mod silent_file;
 pub mod station;
 pub mod streamer;
+pub mod sums;
 mod sys;
 pub mod third_party;
 pub mod times;

@@ -61,6 +61,19 @@ fn interfaces_of_namespaces_speak_and_their_super_frames_are_cut_for_whom_they_m
         assert!(link.contains(part), "{part}: {link}");
     }
 
+    // Its card offers the kernel what the switch, or who takes frames whole, does for it.
+    for (station, state) in [(&one, "on"), (&two, "on"), (&plain, "off")] {
+        let features = station.netns.exec(&["ethtool", "-k", "vn0"]).unwrap();
+        for name in [
+            "tcp-segmentation-offload",
+            "tx-checksumming",
+            "scatter-gather",
+        ] {
+            let due = format!("{name}: {state}");
+            assert!(features.contains(&due), "{due}: {features}");
+        }
+    }
+
     // What the wire would have carried, and what went.
     let capture = |segments| {
         let port = daemon.port("host:lan0").filter("tcp").ring_bytes(64 << 20);

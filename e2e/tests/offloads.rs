@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use vnplug_e2e::daemon::{Daemon, value};
-use vnplug_e2e::recorder::read_by;
 use vnplug_e2e::station::{Running, Station, content};
+use vnplug_e2e::sums::Capture;
 use vnplug_e2e::{Guest, Image, Lab, Netns, Uml, UmlConfig};
 use vnplug_testing::{PATIENCE, eventually};
 
@@ -152,85 +152,6 @@ fn count(daemon: &Daemon, switch: &str, name: &str) -> u64 {
     value(counters.iter().find(|it| it.name == switch).unwrap(), name)
 }
 
-/// A capture of TCP on a switch, as the wire would have carried it.
-struct Capture {
-    dump: Running,
-    file: PathBuf,
-}
-
-impl Capture {
-    fn start(lab: &Lab, daemon: &Daemon, switch: &str, name: &str) -> Self {
-        let file = lab.dir().join(format!("{name}.pcapng"));
-        let mut dump = daemon.command().unwrap();
-        dump.args([
-            "dump",
-            &format!("host:{switch}"),
-            "-f",
-            "tcp",
-            "--ring",
-            "64M",
-            "-w",
-        ]);
-        dump.arg(&file);
-        let dump = Running::start(dump, lab, name).unwrap();
-        eventually("it captures", || {
-            std::fs::metadata(&file).is_ok_and(|file| file.len() > 0)
-        });
-        Self { dump, file }
-    }
-
-    /// Ends it, and has tshark look at each frame: how many there are, and how many of them say that ECN works
-    /// for them.
-    fn check(mut self, about: &str) -> (usize, usize) {
-        assert!(self.dump.finish().success(), "{}", self.dump.errors());
-        let mut tshark = Command::new("tshark");
-        for option in [
-            "tcp.check_checksum:TRUE",
-            "ip.check_checksum:TRUE",
-            "tcp.desegment_tcp_streams:FALSE",
-        ] {
-            tshark.args(["-o", option]);
-        }
-        for protocol in ["http", "data"] {
-            tshark.args(["--disable-protocol", protocol]);
-        }
-        tshark.args(["-n", "-T", "fields", "-E", "separator=,"]);
-        for field in [
-            "ip.checksum.status",
-            "tcp.checksum.status",
-            "frame.len",
-            "ip.dsfield.ecn",
-            "frame.number",
-            "tcp.checksum",
-            "tcp.checksum_calculated",
-        ] {
-            tshark.args(["-e", field]);
-        }
-        let output = tshark.arg("-r").arg(&self.file).output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        let text = String::from_utf8(output.stdout).unwrap();
-        let mut with_ecn = 0;
-        for line in text.lines() {
-            let fields: Vec<&str> = line.split(',').collect();
-            // 1 is a checksum that was looked at and is right.
-            // What is 0 Linux writes as 0xffff, which is right for all that receive it, but not for tshark.
-            let is_zero = fields[5..] == ["0xffff", "0x0000"];
-            let is_right = fields[0] == "1" && (fields[1] == "1" || is_zero);
-            assert!(is_right, "{about}: {line}: {}", self.shown(fields[4]));
-            assert!(fields[2].parse::<u32>().unwrap() <= 1514, "{about}: {line}");
-            with_ecn += usize::from(fields[3] != "0");
-        }
-        std::fs::remove_file(&self.file).unwrap();
-        (text.lines().count(), with_ecn)
-    }
-
-    /// A frame and the bytes of it.
-    fn shown(&self, number: &str) -> String {
-        let filter = format!("frame.number == {number}");
-        read_by(&["tshark", "-n", "-Y", &filter, "-xV", "-r"], &self.file)
-    }
-}
-
 /// How the far end's card is, and what it does not do.
 const CARDS: [(&str, [&str; 6]); 2] = [
     ("none", ["tx", "off", "tso", "off", "gso", "off"]),
@@ -291,7 +212,7 @@ fn what_programs_fetch_is_whole_and_all_checksums_are_right_with_each_set_of_off
                 let about = format!("{card} of the far card, {own} in the guest, {settings}");
                 set(&daemon, "lan0/port2", "default");
                 set(&daemon, "lan0/port2", settings);
-                let capture = Capture::start(&lab, &daemon, "lan0", "guest");
+                let capture = Capture::start(&lab, &daemon, "lan0", "guest").unwrap();
                 let before = count(&daemon, "lan0", "out_super_frames");
                 for other in [&far_end, &vde, &nics[2]] {
                     fetches(&guest, other, &about);
@@ -303,17 +224,17 @@ fn what_programs_fetch_is_whole_and_all_checksums_are_right_with_each_set_of_off
                     "{about}: {merged}"
                 );
                 // A segment has 1,448 bytes, and each crosses one capture.
-                let (frames, _) = capture.check(&about);
+                let (frames, _) = capture.check(&about).unwrap();
                 assert!(frames > 6 * (1 << 20) / 1448, "{about}: {frames}");
             }
         }
-        let capture = Capture::start(&lab, &daemon, "lan0", "nics");
+        let capture = Capture::start(&lab, &daemon, "lan0", "nics").unwrap();
         for nic in &nics {
             for other in [&far_end, &vde] {
                 fetches(nic, other, card);
             }
         }
-        let (frames, _) = capture.check(card);
+        let (frames, _) = capture.check(card).unwrap();
         assert!(frames > 12 * (1 << 20) / 1448, "{card}: {frames}");
     }
     assert!(count(&daemon, "lan0", "acks_expanded") > 0);
@@ -380,7 +301,8 @@ fn what_programs_fetch_is_whole_when_frames_are_lost_and_come_in_another_order()
         for acks in ["as-is", "expand"] {
             let about = format!("{settings}, acks={acks}");
             set(&daemon, "lan1/port2", &format!("acks={acks}"));
-            let captures = ["lan0", "lan1"].map(|lan| Capture::start(&lab, &daemon, lan, lan));
+            let captures =
+                ["lan0", "lan1"].map(|lan| Capture::start(&lab, &daemon, lan, lan).unwrap());
             let before = ["lan0", "lan1"].map(|lan| count(&daemon, lan, "out_dropped_loss"));
             for end in [&guest_end, &nic_end] {
                 assert_eq!(
@@ -407,7 +329,7 @@ fn what_programs_fetch_is_whole_when_frames_are_lost_and_come_in_another_order()
                 );
             }
             for capture in captures {
-                let (frames, with_ecn) = capture.check(&about);
+                let (frames, with_ecn) = capture.check(&about).unwrap();
                 assert!(with_ecn > frames / 4, "{about}: {with_ecn} of {frames}");
             }
         }

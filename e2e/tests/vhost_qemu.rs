@@ -37,6 +37,19 @@ fn boot(lab: &Lab, socket: &str, pairs: u32) -> Guest {
     guest
 }
 
+/// What the card offers the guest, or does not.
+fn offers(guest: &Guest, state: &str) {
+    let features = ran(guest, "ethtool -k eth0");
+    for name in [
+        "tcp-segmentation-offload",
+        "tx-checksumming",
+        "scatter-gather",
+    ] {
+        let due = format!("{name}: {state}");
+        assert!(features.contains(&due), "{due}: {features}");
+    }
+}
+
 fn ports(daemon: &Daemon) -> u64 {
     value(counted(&daemon.counters(), "source"), "switch_ports")
 }
@@ -181,7 +194,9 @@ fn a_guest_of_qemu_whose_port_does_without_offloads_comes_again_after_a_restart(
     let (socket, dir) = (lab.dir().join("lan0.sock"), lab.dir().join("lan0.ctl"));
     let spec = format!("lan0,vhost={},vde={}", socket.display(), dir.display());
     let mut daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
-    let _guest = boot(&lab, &format!("{},reconnect=1", socket.display()), 1);
+    let chardev = format!("{},reconnect=1", socket.display());
+    let guest = boot(&lab, &chardev, 1);
+    offers(&guest, "on");
     let pings = || {
         let station = Station::by_vde(&lab, &dir, "10.77.4.9").unwrap();
         eventually("it answers", || station.pings("10.77.4.1"));
@@ -195,6 +210,12 @@ fn a_guest_of_qemu_whose_port_does_without_offloads_comes_again_after_a_restart(
     daemon.launch().unwrap();
     let (_, shown) = daemon.vnplug(&["switch", "show", "lan0"]);
     assert!(shown.contains("default.csum"), "{shown}");
+    pings();
+    offers(&guest, "on");
+    drop(guest);
+    // The next one finds a card that offers nothing.
+    let guest = boot(&lab, &chardev, 1);
+    offers(&guest, "off");
     pings();
 }
 
