@@ -10,7 +10,8 @@
 //!   which say when they are in a write ([`Calls`]). The entrance's thread empties eventfds that are full
 //!   then, so that a faulty front-end costs its port only: the write ends ([`event::drain`]), and the
 //!   port is closed.
-//! - A call by a socket that the guest does not read is made again, by whoever made it or the reminder's thread ([`super::remind`]).
+//! - A call by a socket that the guest does not read is made again ([`super::remind`]): by the user's own thread if the user is not
+//!   trusted, else by the reminder's.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -76,15 +77,14 @@ impl Caller {
         }
     }
 
-    /// False: it has one of these to make anyhow.
-    fn ask_again(&self, call: &Arc<Call>) -> bool {
+    /// Nothing is asked if it has one of these to make anyhow.
+    fn ask_again(&self, call: &Arc<Call>) {
         let (acq_rel, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
         let asked = &call.asked;
         let is_new = asked.compare_exchange(NOTHING, AGAIN, acq_rel, relaxed);
         if is_new.is_ok() {
             self.take(call);
         }
-        is_new.is_ok()
     }
 
     fn take(&self, call: &Arc<Call>) {
@@ -193,18 +193,18 @@ impl Call {
         calls.calling.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Makes one again that was not read. False: one is to be made anyhow.
-    pub(super) fn make_again(self: &Arc<Self>) -> bool {
+    /// Makes one again that was not read.
+    pub(super) fn make_again(self: &Arc<Self>) {
         match &self.caller {
             Some(caller) => caller.ask_again(self),
-            None => {
-                self.make(false);
-                true
-            }
+            None => self.make(false),
         }
     }
 
     /// Whether the guest has read all calls, or is gone. No eventfd is asked.
+    ///
+    /// NB: this takes no lock of the socket, which its peer could hold: `SIOCOUTQ` reads how much memory what was sent has
+    /// (`sk_wmem_alloc`).
     pub(super) fn is_read(&self) -> bool {
         !self.is_socket || self.is_gone.load(Ordering::Relaxed) || socket::is_read(&self.fd)
     }
@@ -219,13 +219,13 @@ impl Call {
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match send(&self.fd, &1_u64.to_ne_bytes(), flags) {
-            Ok(_) if is_first => {
-                if let Some(mark) = &self.mark {
-                    mark.note();
-                }
-            }
+            Ok(_) => match &self.mark {
+                Some(mark) if is_first => mark.note(),
+                Some(mark) => mark.count(),
+                None => {}
+            },
             // What is there already says the same.
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(Errno::AGAIN | Errno::INTR) => {}
             Err(_) => self.is_gone.store(true, Ordering::Relaxed),
         }
     }
@@ -236,7 +236,7 @@ impl Call {
     }
 
     fn is_full(&self) -> bool {
-        // NB: a socket is not even asked, for that may take its lock.
+        // NB: no socket is polled, for that may take its lock.
         if self.is_socket {
             return false;
         }

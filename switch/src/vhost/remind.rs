@@ -8,16 +8,22 @@
 //! (`SIOCOUTQ`), each three times at most. A call that is made anew meanwhile is as good as that, and its time begins then. Eventfds
 //! need none of this: who has one polls it.
 //!
-//! - Who calls stores one word. Only if the thread sleeps, as nothing was unread when it looked last, is it woken by a system call.
+//! - Who calls reads the clock, stores one word and loads another. Only if the thread sleeps, as nothing was unread when it looked
+//!   last, is it woken by a system call: once for each call, where calls are further apart than half a millisecond.
 //! - While nothing is unread the thread sleeps, and nothing ticks.
-//! - The table is bounded, and a stranger has a part of it: whose call finds no place there is called once, as without all this.
-//! - A front-end that never reads costs three looks and three more calls of eight bytes for each of its calls, none of which waits.
-//!   Those for a stranger that stranger's own thread makes ([`Caller`]), and of all no more than [`AT_ONCE`] are made in one look.
+//! - Those of front-ends that are trusted and of all others have a table each, so that no stranger takes a place or a turn of theirs.
+//!   Tables are bounded, and one stranger has a part of its own. Whose call finds no place is called once, as without all this.
+//! - A look asks for [`AT_ONCE`] calls of each table at most, and begins behind the last one of the look before. Between two looks
+//!   the thread sleeps for [`PAUSE_US`] at least.
+//! - Each call of a front-end that never reads costs four looks at most, and three more calls of eight bytes. None of them waits: a
+//!   stranger's own thread makes those for that stranger ([`Caller`]), and if that hangs they are none.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
+
+use vnplug_os::peer_log;
 
 use super::call::{Call, Caller};
 
@@ -28,13 +34,19 @@ pub(super) struct Reminder(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     begin: Instant,
-    /// The thread has looked since it said so, and found nothing.
+    /// Nothing was unread when the thread looked last. It looks once more and sleeps, and who calls wakes it.
     is_asleep: AtomicBool,
     is_over: AtomicBool,
     thread: OnceLock<Thread>,
-    table: Mutex<Table>,
+    tables: Mutex<Tables>,
     /// Calls that were made again.
     made: Arc<AtomicU64>,
+}
+
+#[derive(Debug, Default)]
+struct Tables {
+    trusted: Table,
+    strangers: Table,
 }
 
 #[derive(Debug, Default)]
@@ -78,7 +90,7 @@ impl Default for Shared {
             is_asleep: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             thread: OnceLock::new(),
-            table: Mutex::default(),
+            tables: Mutex::default(),
             made: Arc::default(),
         }
     }
@@ -101,22 +113,31 @@ impl Reminder {
 
     /// Starts the thread, if it does not run.
     fn start(&self) -> Option<()> {
-        let _one = self.0.table();
+        // NB: the lock has ended when the line is written.
+        let started = self.start_once();
+        if let Err(error) = &started {
+            peer_log!(
+                log::Level::Error,
+                "switch",
+                "no thread to call guests again with: {error}"
+            );
+        }
+        started.ok()
+    }
+
+    fn start_once(&self) -> std::io::Result<()> {
+        let _one = self.0.tables();
         if self.0.thread.get().is_some() {
-            return Some(());
+            return Ok(());
         }
         let shared = Arc::clone(&self.0);
         let spawned = std::thread::Builder::new()
             .name("vnplug-remind".into())
             .stack_size(STACK)
-            .spawn(move || shared.run());
-        match spawned {
-            Ok(thread) => self.0.thread.set(thread.thread().clone()).ok(),
-            Err(error) => {
-                log::error!(target: "switch", "no thread to call guests again with: {error}");
-                None
-            }
-        }
+            .spawn(move || shared.run())?;
+        // It cannot be set: the lock is held.
+        let _ = self.0.thread.set(spawned.thread().clone());
+        Ok(())
     }
 }
 
@@ -130,13 +151,13 @@ impl Drop for Reminder {
 }
 
 impl Shared {
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn mark(self: &Arc<Self>, call: Weak<Call>, caller: Option<&Caller>) -> Option<Mark> {
-        let mut table = self.table();
-        let entries = &mut table.entries;
+        let mut tables = self.tables();
+        let entries = &mut tables.of(caller).entries;
         if let Some(caller) = caller {
             let own = entries.iter().filter_map(|it| it.caller.as_ref());
             if own.filter(|it| it.is(caller)).count() >= OF_ONE {
@@ -171,12 +192,12 @@ impl Shared {
     }
 
     fn run(&self) {
-        let mut late = Vec::with_capacity(MOST);
+        let mut late = Vec::with_capacity(2 * AT_ONCE);
         while !self.is_over.load(Ordering::SeqCst) {
             match self.look(self.now_us(), &mut late) {
                 Some(within) => {
                     self.is_asleep.store(false, Ordering::SeqCst);
-                    std::thread::sleep(Duration::from_micros(within));
+                    std::thread::sleep(Duration::from_micros(within.max(PAUSE_US)));
                 }
                 // SeqCst: who calls stores its note and then loads this; here it is the other way round, so that one of both sees
                 // the other. Hence the look between this and the sleep.
@@ -188,21 +209,16 @@ impl Shared {
 
     /// Makes calls again that are unread for long enough by now; in how many microseconds there is more to do, if there is anything.
     fn look(&self, now_us: u64, late: &mut Vec<Late>) -> Option<u64> {
-        let mut within = self.find(now_us, late);
-        let mut left = AT_ONCE;
+        let mut within = self.tables().find(now_us, late);
         // NB: without the lock. The last owner of a call frees its place.
         for Late { note, call, noted } in late.drain(..) {
             let times = noted & TIMES;
             let mut next = 0;
             if times < TIMES && !call.is_read() {
-                within = Some(sooner(within, AFTER_US));
-                if left == 0 || !call.make_again() {
-                    continue;
-                }
-                left -= 1;
-                // Relaxed: a number.
-                self.made.fetch_add(1, Ordering::Relaxed);
+                call.make_again();
+                // NB: also if it is to be made anyhow, as its caller hangs: that could last.
                 next = now_us << BITS | (times + 1);
+                within = Some(sooner(within, AFTER_US));
             }
             // SeqCst: see `run`. It fails if the guest was called anew: that is looked at when its time has come.
             let seq_cst = Ordering::SeqCst;
@@ -216,27 +232,48 @@ impl Shared {
         }
         within
     }
+}
 
-    /// Finds those that were made long enough ago; in how many microseconds the next one is.
-    fn find(&self, now_us: u64, late: &mut Vec<Late>) -> Option<u64> {
+impl Tables {
+    fn of(&mut self, caller: Option<&Caller>) -> &mut Table {
+        match caller {
+            None => &mut self.trusted,
+            Some(_) => &mut self.strangers,
+        }
+    }
+
+    /// As [`Table::find`].
+    fn find(&mut self, now_us: u64, late: &mut Vec<Late>) -> Option<u64> {
+        let tables = [&mut self.trusted, &mut self.strangers];
+        let within = tables.map(|table| table.find(now_us, late));
+        within.into_iter().flatten().min()
+    }
+}
+
+impl Table {
+    /// Finds some that were made long enough ago; in how many microseconds the next one is, or the others are looked at.
+    fn find(&mut self, now_us: u64, late: &mut Vec<Late>) -> Option<u64> {
         let mut within: Option<u64> = None;
-        let mut table = self.table();
-        table.turn = table.turn.wrapping_add(AT_ONCE);
-        let turn = table.turn % table.entries.len().max(1);
-        let (last, first) = table.entries.split_at(turn);
-        for entry in first.iter().chain(last) {
-            // SeqCst: see `run`.
+        let mut left = AT_ONCE;
+        let len = self.entries.len();
+        let begin = self.turn;
+        for at in (begin..begin + len).map(|at| at % len) {
+            let entry = &self.entries[at];
+            // SeqCst: see `Shared::run`.
             let noted = entry.note.0.load(Ordering::SeqCst);
             if noted == 0 {
                 continue;
             }
             let due = (noted >> BITS) + AFTER_US;
             if due > now_us {
-                let left = due - now_us;
-                within = Some(sooner(within, left));
+                within = Some(sooner(within, due - now_us));
+            } else if left == 0 {
+                within = Some(sooner(within, PAUSE_US));
             } else if let Some(call) = entry.call.upgrade() {
                 let note = Arc::clone(&entry.note);
                 late.push(Late { note, call, noted });
+                left -= 1;
+                self.turn = (at + 1) % len;
             }
         }
         within
@@ -254,14 +291,22 @@ impl Mark {
             shared.wake();
         }
     }
+
+    /// The call was made again now.
+    pub(super) fn count(&self) {
+        // Relaxed: a number.
+        self.shared.made.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        let mut table = self.shared.table();
-        table
-            .entries
-            .retain(|entry| !Arc::ptr_eq(&entry.note, &self.note));
+        let mut tables = self.shared.tables();
+        let Tables { trusted, strangers } = &mut *tables;
+        for table in [trusted, strangers] {
+            let entries = &mut table.entries;
+            entries.retain(|entry| !Arc::ptr_eq(&entry.note, &self.note));
+        }
     }
 }
 
@@ -274,11 +319,13 @@ const AFTER_US: u64 = 500;
 /// Bits of a note that count, and how often a call is made again at most.
 const BITS: u32 = 2;
 const TIMES: u64 = 3;
-/// Rings of one entrance in the table, and of them of one stranger.
+/// Rings of one entrance in a table, and of them of one stranger.
 const MOST: usize = 512;
 const OF_ONE: usize = 128;
-/// Calls that are made again in one look.
-const AT_ONCE: usize = 16;
+/// Those of a table that are asked for in one look.
+const AT_ONCE: usize = 64;
+/// How long the thread sleeps between two looks at least.
+const PAUSE_US: u64 = AFTER_US / 2;
 const STACK: usize = 64 << 10;
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 
+use rustix::event::{EventfdFlags, eventfd};
 use vnplug_os::closer::PeerFd;
 use vnplug_testing::eventually;
 
@@ -35,8 +36,8 @@ impl Site {
 
     /// When the call was made that is noted.
     fn noted_us(&self) -> u64 {
-        let table = self.shared.table();
-        table.entries[0].note.0.load(Ordering::Relaxed) >> BITS
+        let tables = self.shared.tables();
+        tables.trusted.entries[0].note.0.load(Ordering::Relaxed) >> BITS
     }
 
     fn look(&mut self, now_us: u64) -> Option<u64> {
@@ -58,12 +59,19 @@ impl Site {
 
 fn one(shared: &Arc<Shared>, caller: Option<&Caller>) -> (Arc<Call>, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
+    // Room for some hundred calls, whatever the machine's default is.
+    rustix::net::sockopt::set_socket_send_buffer_size(&ours, 64 << 10).unwrap();
     let fd = PeerFd::alone(ours.into());
     let call = Arc::new_cyclic(|call| {
         let mark = shared.mark(Weak::clone(call), caller);
         Call::new(fd, true, caller.cloned(), mark)
     });
     (call, theirs)
+}
+
+/// Bytes that the guest has not read.
+fn socket_len(theirs: &UnixStream) -> u64 {
+    rustix::io::ioctl_fionread(theirs).unwrap()
 }
 
 #[test]
@@ -146,18 +154,21 @@ fn a_socket_that_is_full_stops_nobody_and_is_let_alone_after_three_times() {
     }
     assert_eq!(site.look(now + AFTER_US), None);
     let read = site.reads();
-    assert!(read > 100 && read < rung, "{read}");
+    assert!(read > 8 && read < rung, "{read}");
+    // None of them was made.
+    assert_eq!(site.made(), 0);
 }
 
 #[test]
 fn a_place_goes_with_its_call() {
     let site = Site::new();
     let (other, _theirs) = one(&site.shared, None);
-    assert_eq!(site.shared.table().entries.len(), 2);
+    let places = || site.shared.tables().trusted.entries.len();
+    assert_eq!(places(), 2);
     drop(other);
-    assert_eq!(site.shared.table().entries.len(), 1);
+    assert_eq!(places(), 1);
     drop(site.call);
-    assert!(site.shared.table().entries.is_empty());
+    assert!(site.shared.tables().trusted.entries.is_empty());
 }
 
 #[test]
@@ -170,10 +181,14 @@ fn a_stranger_has_its_part_of_the_table_and_who_finds_no_place_is_called_once() 
         .collect();
     assert_eq!(all.len(), OF_ONE);
     assert!(place(Some(&honest)).is_some());
-    all.extend((0..2 * MOST).filter_map(|_| place(None)));
+    // However many strangers there are, nobody who is trusted does without a place.
+    let others: Vec<_> = (0..2 * MOST).map(|_| Caller::default()).collect();
+    all.extend(others.iter().filter_map(|it| place(Some(it))));
     assert_eq!(all.len(), MOST);
+    all.extend((0..2 * MOST).filter_map(|_| place(None)));
+    assert_eq!(all.len(), 2 * MOST);
     let (call, theirs) = one(&shared, None);
-    assert!(shared.table().entries.len() == MOST);
+    assert!(shared.tables().trusted.entries.len() == MOST);
     call.ring(&Calls::default());
     assert_eq!(shared.look(FAR, &mut Vec::new()), None);
     theirs.set_nonblocking(true).unwrap();
@@ -189,17 +204,72 @@ fn one_look_makes_few_calls_and_the_next_one_makes_the_others() {
         call.ring(&Calls::default());
     }
     let (mut late, mut now, mut made) = (Vec::new(), FAR, 0);
-    for _ in 0..100 {
-        let Some(within) = shared.look(now, &mut late) else {
-            break;
-        };
-        assert_eq!(within, AFTER_US);
+    let mut looks = 0;
+    while let Some(within) = shared.look(now, &mut late) {
+        looks += 1;
+        assert!(looks < 100 && within >= PAUSE_US, "{looks}, {within}");
         let before = made;
         made = shared.made.load(Ordering::Relaxed);
         assert!(made - before <= AT_ONCE as u64);
-        now += AFTER_US;
+        if looks == 3 {
+            // Each one had its turn before any had a second.
+            let reads = |theirs: &UnixStream| socket_len(theirs) == 16;
+            assert!(all.iter().all(|(_, theirs)| reads(theirs)));
+        }
+        now += within;
     }
     assert_eq!(made, 9 * AT_ONCE as u64);
+    assert_eq!(shared.look(now, &mut late), None);
+}
+
+#[test]
+fn calls_of_strangers_take_no_turn_of_those_of_others() {
+    let shared = Arc::<Shared>::default();
+    let hostile = Caller::default();
+    let all: Vec<_> = (0..OF_ONE).map(|_| one(&shared, Some(&hostile))).collect();
+    for (call, theirs) in &all {
+        call.ring(&Calls::default());
+        eventually("it is called", || socket_len(theirs) == 8);
+    }
+    let (call, theirs) = one(&shared, None);
+    call.ring(&Calls::default());
+    assert!(shared.look(FAR, &mut Vec::new()).is_some());
+    assert_eq!(socket_len(&theirs), 16);
+}
+
+#[test]
+fn a_caller_that_hangs_has_nobody_look_for_long() {
+    let shared = Arc::<Shared>::default();
+    let caller = Caller::default();
+    let (call, theirs) = one(&shared, Some(&caller));
+    let noted = || {
+        shared.tables().strangers.entries[0]
+            .note
+            .0
+            .load(Ordering::Relaxed)
+    };
+    call.ring(&Calls::default());
+    eventually("it is noted", || noted() != 0);
+    // A full eventfd that blocks.
+    let full = eventfd(0, EventfdFlags::empty()).unwrap();
+    rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    let at_full = full.try_clone().unwrap();
+    let stuck = Call::new(PeerFd::alone(full), false, Some(caller.clone()), None);
+    Arc::new(stuck).ring(&Calls::default());
+    eventually("it is stuck", || caller.is_stuck());
+    let (mut late, mut now, mut looks) = (Vec::new(), FAR, 0);
+    while let Some(within) = shared.look(now, &mut late) {
+        now += within;
+        looks += 1;
+        assert!(looks <= 3);
+    }
+    assert_eq!(looks, 3);
+    // What was not made is not counted. One waits.
+    let made = || shared.made.load(Ordering::Relaxed);
+    assert_eq!((made(), socket_len(&theirs)), (0, 8));
+    rustix::io::read(&at_full, &mut [0; 8]).unwrap();
+    eventually("it is made", || made() == 1);
+    assert_eq!(socket_len(&theirs), 16);
     assert_eq!(shared.look(now, &mut late), None);
 }
 
