@@ -1,7 +1,8 @@
 //! What a guest gains whose card cuts and sums nothing: a stream of TCP from it to a wire that can all of that, or less.
 //!
-//! The guest's program sends a file (`sendfile`), as Menon's did (netperf's `TCP_SENDFILE`, and Apache): its bytes are copied
-//! nowhere in the guest. One pair of arms writes instead, and copies them once.
+//! The guest's program sends a file (`sendfile`), as Menon's did (netperf's `TCP_SENDFILE`, and Apache): where its card
+//! takes pieces (`sg`), its bytes are copied nowhere in the guest. Where it does not, as in the arms `own`, the guest's kernel copies them
+//! on their way into the socket. One pair of arms writes instead, and copies them once in any case.
 
 use super::stages::{Site, Way};
 use super::talk::Talk;
@@ -86,7 +87,11 @@ const FIGURES: [Beside; 8] = [
 
 /// The same by an uplink that takes frames of the wire alone, so that the switch cuts and sums.
 const XDP_ARMS: [Arm; 3] = [
-    arm("whole", Way::Ours),
+    // The kernel cuts and sums, last.
+    Arm {
+        wire_lacks: FEATURES,
+        ..arm("bare", Way::Ours)
+    },
     arm("xdp", Way::Xdp),
     Arm {
         guest_lacks: FEATURES,
@@ -94,7 +99,12 @@ const XDP_ARMS: [Arm; 3] = [
     },
 ];
 const XDP_FIGURES: [Beside; 2] = [
-    ("hlvi-xdp", "xdp", "whole", "ours, uplink by af_packet"),
+    (
+        "hlvi-xdp",
+        "xdp",
+        "bare",
+        "ours, uplink by af_packet, for which the kernel cuts",
+    ),
     ("hlvi-xdp-own", "xdp", "xdp-own", OWN),
 ];
 

@@ -1,4 +1,4 @@
-//! Requests to a guest whose program sleeps until each comes, and so does the guest: what a call that it loses costs.
+//! Requests to a guest whose program sleeps until each comes, and so does the guest, which can lose what wakes it.
 //!
 //! ```text
 //!   container by vnplug nic ── switch ── eth0 ┐ one guest of
@@ -80,18 +80,22 @@ pub(crate) fn asleep(plan: &Plan) -> Result<Vec<Figure>> {
         }
         let mut told = Vec::new();
         for (at, (lan, from)) in ways {
-            let before = site.again();
-            let Requests { per_s, p99_us } = to_guest(&site.guests, from, lan, plan.time, false)?;
-            let again = (site.again() - before) as f64;
+            let asked = to_guest(&site.guests, from, lan, plan.time, false, || site.again())?;
+            let Requests {
+                per_s,
+                p99_us,
+                counted,
+            } = asked;
             let (rates, slow) = &mut all[at];
             rates.push(per_s);
             slow.push(p99_us);
             let interface = lan.interface;
             told.push(format!("{interface} {per_s:.0}/s, p99 {p99_us:.0} us"));
             if at == 0 {
-                let per_thousand = 1e3 * again / (per_s * plan.time.as_secs_f64()).max(1.0);
+                let per_thousand =
+                    1e3 * counted as f64 / (per_s * plan.time.as_secs_f64()).max(1.0);
                 lost.push(per_thousand);
-                told.push(format!("{per_thousand:.1} of 1,000 called again"));
+                told.push(format!("{per_thousand:.1} calls again for 1,000"));
             }
         }
         eprintln!("  round {round}: {}", told.join("; "));
@@ -108,7 +112,7 @@ pub(crate) fn asleep(plan: &Plan) -> Result<Vec<Figure>> {
     Ok(vec![
         figure("tcp-rr-asleep", "requests/s", rates, Some(their_rates)),
         figure("tcp-rr-asleep-p99", "us", slow, Some(their_slow)),
-        figure("tcp-rr-asleep-again", "of 1,000 requests", lost, None),
+        figure("tcp-rr-asleep-again", "for 1,000 requests", lost, None),
     ])
 }
 
@@ -117,5 +121,6 @@ const CONTAINER: usize = 49;
 const PEER: &str = "Linux bridge, TAP";
 const NOTE: &str = "requests of 64 bytes and answers, one after the other, to a program in a guest of User-mode Linux \
      that waits for each in a read, while the guest has nothing else to do; by vhost-user and our switch, from a container by \
-     vnplug nic, or by a TAP of the same guest on a Linux bridge, from a container by a veth; -again: calls that \
-     the guest had not read after half a millisecond, and that were made again";
+     vnplug nic, or by a TAP of the same guest on a Linux bridge, from a container by a veth; both ways the \
+     guest can lose the signal that wakes it, and by ours alone it is called again; -again: calls that were made again, as the guest \
+     had not read them after half a millisecond";

@@ -85,14 +85,31 @@ impl Site {
 
     fn set(&self, netem: &str) -> Result<()> {
         let card = OURS.interface;
-        let set = match netem {
-            "" => format!("{TC} qdisc del dev {card} root 2>/dev/null; true"),
-            how => format!("{TC} qdisc replace dev {card} root netem limit 10000 {how}"),
-        };
-        self.guests.ran(0, &set).map(drop)
+        // Where there is none yet it cannot be removed.
+        let mut set = format!("{TC} qdisc del dev {card} root 2>/dev/null");
+        if !netem.is_empty() {
+            set = format!("{set}; {TC} qdisc add dev {card} root netem limit 10000 {netem}");
+        }
+        self.guests.ran(0, &format!("{set}; true"))?;
+        self.lost(netem).map(drop)
     }
 
-    fn stream(&self, to: &Station, time: Duration, streams: &mut Streams) -> Result<String> {
+    /// How many segments this netem has lost, which is there.
+    fn lost(&self, netem: &str) -> Result<u64> {
+        let card = OURS.interface;
+        let shown = self
+            .guests
+            .ran(0, &format!("{TC} -s qdisc show dev {card}"))?;
+        lost(&shown, netem)
+    }
+
+    fn stream(
+        &self,
+        to: &Station,
+        netem: &str,
+        time: Duration,
+        streams: &mut Streams,
+    ) -> Result<String> {
         let sent = || Tcp::parse(&self.guests.ran(0, &format!("cat {SNMP}"))?);
         let before = sent()?;
         let talk = Talk::SendContent(to.address.clone());
@@ -102,12 +119,28 @@ impl Site {
                 Ok(cpu_time(self.daemon.pid())? + cpu_time(to.cable.pid())?)
             })?;
         let again = sent()?.again_since(before);
+        if netem.contains("loss") && self.lost(netem)? == 0 {
+            return Err(format!("{netem} lost nothing").into());
+        }
         streams.rates.push(bulk.gbps);
         streams.costs.push(bulk.cpu_s);
         streams.again.push(again);
         let (gbps, cpu_s) = (bulk.gbps, bulk.cpu_s);
         Ok(format!("{gbps:.3} Gb/s, {cpu_s:.2} s, {again:.2} again"))
     }
+}
+
+/// What netem lost, by what `tc -s qdisc show` shows, if that is as it was set.
+fn lost(shown: &str, netem: &str) -> Result<u64> {
+    let netems = shown.split("qdisc ").find(|it| it.starts_with("netem"));
+    let of_netem = match (netems, netem.is_empty()) {
+        (None, true) => return Ok(0),
+        (Some(of_netem), false) => of_netem,
+        _ => return Err(format!("{netem:?} was set: {shown}").into()),
+    };
+    let (_, dropped) = of_netem.split_once("(dropped ").ok_or("no drops")?;
+    let (number, _) = dropped.split_once(',').ok_or("no drops")?;
+    Ok(number.parse()?)
 }
 
 /// Rates, processor time and what was sent again.
@@ -124,7 +157,7 @@ pub(crate) fn loss(plan: &Plan) -> Result<Vec<Figure>> {
             let container = site.container(options)?;
             for ((path, netem), all) in PATHS.into_iter().zip(&mut all) {
                 site.set(netem)?;
-                let told = site.stream(&container, plan.time, &mut all[at])?;
+                let told = site.stream(&container, netem, plan.time, &mut all[at])?;
                 eprintln!("  round {round}, {path}, merging{arm}: {told}");
             }
             site.set("")?;
@@ -162,3 +195,20 @@ const NOTE: &str = "one stream of TCP of single segments from a guest of User-mo
      vnplug nic --gro 20, which compares every byte; the guest's netem loses 0.1 % (tenth) or 1 % (percent) of what it sends, holds \
      one of four segments for a millisecond, so that others overtake it (reorder), or both; processor time of the switch and \
      vnplug nic; -again: segments that the guest sent again";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_netem_lost_is_found_and_netem_that_is_missing_or_stayed_is_none() {
+        let shown = "qdisc netem 8001: root refcnt 2 limit 10000 loss 1%\n \
+            Sent 1514000 bytes 1000 pkt (dropped 11, overlimits 0 requeues 0) \n backlog 0b 0p requeues 0\n";
+        assert_eq!(lost(shown, "loss 1%").unwrap(), 11);
+        assert!(lost(shown, "").is_err());
+        let none =
+            "qdisc pfifo_fast 0: root\n Sent 0 bytes 0 pkt (dropped 3, overlimits 0 requeues 0)\n";
+        assert_eq!(lost(none, "").unwrap(), 0);
+        assert!(lost(none, "loss 1%").is_err());
+    }
+}

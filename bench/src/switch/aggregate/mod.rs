@@ -179,7 +179,7 @@ pub(crate) fn requests(plan: &Plan) -> Result<Vec<Figure>> {
             }
             for (is_on, text) in both {
                 site.set(text)?;
-                let Requests { per_s, p99_us } = site.requests(&from, plan, is_beside)?;
+                let Requests { per_s, p99_us, .. } = site.requests(&from, plan, is_beside)?;
                 let (rates, slow) = &mut all[2 * usize::from(is_beside) + usize::from(is_on)];
                 rates.push(per_s);
                 slow.push(p99_us);

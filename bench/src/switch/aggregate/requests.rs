@@ -18,16 +18,19 @@ pub(super) struct Requests {
     pub(super) per_s: f64,
     /// Microseconds of the one in a hundred.
     pub(super) p99_us: f64,
+    /// By how much what was counted beside them grew meanwhile.
+    pub(super) counted: u64,
 }
 
 /// Requests from a namespace to the first guest; `is_beside`: a stream goes the same way, of so few bytes a second
-/// that the guest keeps up with single segments, too.
+/// that the guest keeps up with single segments, too. What `count` says is looked at when they begin and when they have ended.
 pub(super) fn to_guest(
     guests: &Guests,
     from: &Netns,
     lan: Lan,
     time: Duration,
     is_beside: bool,
+    count: impl Fn() -> u64,
 ) -> Result<Requests> {
     guests.answers(time, is_beside, |begin, end| {
         let to = lan.address(0);
@@ -36,10 +39,17 @@ pub(super) fn to_guest(
         scope(|threads| {
             let stream = is_beside.then(|| threads.spawn(|| from.enter(fill)));
             let asked = threads.spawn(|| from.enter(ask));
+            let at = |instant: Instant| {
+                std::thread::sleep(instant.saturating_duration_since(Instant::now()));
+                count()
+            };
+            let before = at(begin);
+            let counted = at(end) - before;
             if let Some(stream) = stream {
                 stream.join().map_err(|_| "the sender panicked")???;
             }
-            Ok(asked.join().map_err(|_| "the asker panicked")???)
+            let asked = asked.join().map_err(|_| "the asker panicked")???;
+            Ok(Requests { counted, ..asked })
         })
     })
 }
@@ -80,6 +90,7 @@ fn ask(to: &str, begin: Instant, end: Instant) -> Result<Requests> {
     Ok(Requests {
         per_s: took.len() as f64 / (end - begin).as_secs_f64(),
         p99_us: p99.as_secs_f64() * 1e6,
+        counted: 0,
     })
 }
 

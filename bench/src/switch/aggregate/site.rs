@@ -199,7 +199,7 @@ impl Site {
         plan: &Plan,
         is_beside: bool,
     ) -> Result<Requests> {
-        requests::to_guest(&self.guests, &from.netns, OURS, plan.time, is_beside)
+        requests::to_guest(&self.guests, &from.netns, OURS, plan.time, is_beside, || 0)
     }
 
     /// Says something of the guest's port, which is the one behind the uplink's.
