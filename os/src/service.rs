@@ -2,7 +2,7 @@
 //!
 //! Both are named by the environment of the process, so whoever started it is trusted to name them. What lies
 //! at the name may still be anything: a full socket, a file, nothing. A datagram is sent without waiting and
-//! is lost if it cannot be; the process never depends on it.
+//! is lost if it cannot be; the process never depends on it. Only that it is ready is said again for a while.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -12,7 +12,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
@@ -69,6 +70,45 @@ impl Manager {
         self.send(&lines.to_string(), None)
     }
 
+    /// The one of the environment; none, as the log has it, where that names none that is right.
+    pub fn here() -> Self {
+        Self::of_environment().unwrap_or_else(|error| {
+            log::warn!("NOTIFY_SOCKET is no socket of a service manager: {error}");
+            Self::default()
+        })
+    }
+
+    /// Says that the process serves from now on; `status` is what `systemctl status` shows.
+    ///
+    /// A manager that waits for this (`Type=notify`) would end the process if it did not hear it. So where its queue is full this
+    /// is said again, for five seconds at most, and the log has it if it was not heard.
+    pub fn say_ready(&self, status: &str) {
+        let lines = format!("READY=1\nSTATUS={}", one_line(status));
+        let until = Instant::now() + FULL;
+        while let Err(error) = self.say(&lines) {
+            if !is_full(&error) || Instant::now() >= until {
+                return log::warn!("the service manager does not hear {lines:?}: {error}");
+            }
+            thread::sleep(FULL_AGAIN);
+        }
+    }
+
+    /// Says what the process does now.
+    pub fn say_status(&self, status: &str) {
+        self.say_or_log(&format!("STATUS={}", one_line(status)));
+    }
+
+    /// Says that the process is about to end, and takes the time that it needs for that.
+    pub fn say_stopping(&self) {
+        self.say_or_log("STOPPING=1");
+    }
+
+    fn say_or_log(&self, lines: &str) {
+        if let Err(error) = self.say(lines) {
+            log::warn!("the service manager does not hear {lines:?}: {error}");
+        }
+    }
+
     /// As [`say`](Self::say), with a descriptor.
     pub(crate) fn send(&self, lines: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let Some((socket, address)) = &self.to else {
@@ -95,6 +135,20 @@ impl Manager {
     pub fn watchdog(&self) -> Option<Duration> {
         self.watchdog
     }
+}
+
+/// Whether there may be room later.
+fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
+}
+
+/// How long it is tried to say that the process is ready, and how often.
+const FULL: Duration = Duration::from_secs(5);
+const FULL_AGAIN: Duration = Duration::from_millis(20);
+
+/// A status is one line: what follows a line feed would be another variable. Names in it may be strangers'.
+fn one_line(status: &str) -> String {
+    status.replace(|letter: char| letter.is_control(), " ")
 }
 
 /// The time that `WATCHDOG_USEC` says, if it is for this process.
@@ -170,6 +224,32 @@ mod tests {
     }
 
     #[test]
+    fn that_it_is_ready_is_said_until_there_is_room_for_it() {
+        let dir = TestDir::new("notify");
+        let path = dir.path("socket");
+        let hears = UnixDatagram::bind(&path).unwrap();
+        let manager = manager(path.as_os_str());
+        let lost = (0..100_000).find_map(|_| manager.say("WATCHDOG=1").err());
+        assert_eq!(lost.unwrap().kind(), io::ErrorKind::WouldBlock);
+        thread::scope(|scope| {
+            let says = scope.spawn(|| manager.say_ready("Serving"));
+            thread::sleep(FULL_AGAIN * 5);
+            assert!(!says.is_finished(), "it was said to nobody");
+            hears
+                .set_read_timeout(Some(vnplug_testing::PATIENCE))
+                .unwrap();
+            let mut bytes = [0; 64];
+            loop {
+                let len = hears.recv(&mut bytes).unwrap();
+                if bytes[..len] != *b"WATCHDOG=1" {
+                    assert_eq!(&bytes[..len], b"READY=1\nSTATUS=Serving");
+                    break;
+                }
+            }
+        });
+    }
+
+    #[test]
     fn what_is_no_socket_for_datagrams_is_an_error_and_no_harm() {
         let dir = TestDir::new("notify");
         let (file, stream) = (dir.path("file"), dir.path("stream"));
@@ -182,6 +262,28 @@ mod tests {
             Manager::new(OsStr::new(address), None).unwrap_err();
         }
         Manager::default().say("READY=1").unwrap();
+    }
+
+    #[test]
+    fn a_status_says_nothing_but_the_status() {
+        let dir = TestDir::new("notify");
+        let path = dir.path("socket");
+        let hears = UnixDatagram::bind(&path).unwrap();
+        let manager = manager(path.as_os_str());
+        let mut bytes = [0; 64];
+        let mut heard = || {
+            let len = hears.recv(&mut bytes).unwrap();
+            String::from_utf8(bytes[..len].to_vec()).unwrap()
+        };
+        manager.say_ready("x\nMAINPID=1");
+        assert_eq!(heard(), "READY=1\nSTATUS=x MAINPID=1");
+        manager.say_status("\ry");
+        assert_eq!(heard(), "STATUS= y");
+        manager.say_stopping();
+        assert_eq!(heard(), "STOPPING=1");
+        // Nobody hears it any more, which is no harm.
+        drop(hears);
+        manager.say_ready("z");
     }
 
     #[test]

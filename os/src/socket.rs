@@ -7,14 +7,17 @@ use std::io;
 use std::io::IoSliceMut;
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SocketAddrUnix, SocketFlags,
-    SocketType, bind, recv, recvmsg, socket_with,
+    SocketType, bind, connect, recv, recvmsg, socket_with,
 };
 
 use crate::placed::Placed;
@@ -196,6 +199,37 @@ const SIOCUNIXFILE: libc::Ioctl = 0x89e0;
 /// `asm-generic/socket.h` of Linux 6.16.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
+/// Connects to a stream socket. A listener whose queue is full, for it hangs, keeps nobody for longer than `limit`;
+/// `connect(2)` would wait for ever, or for as long as it is alive.
+///
+/// # Errors
+/// [`TimedOut`](io::ErrorKind::TimedOut) if nobody took the connection; the system's.
+pub fn connect_within(path: &Path, limit: Duration) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let address = SocketAddrUnix::new(path)?;
+    let until = Instant::now() + limit;
+    loop {
+        match connect(&socket, &address) {
+            Ok(()) => break,
+            Err(Errno::INTR) => {}
+            // There is nothing to poll for: a socket that is not connected is told of no room in the queue.
+            Err(Errno::AGAIN) if Instant::now() < until => thread::sleep(CONNECT_AGAIN),
+            Err(Errno::AGAIN) => {
+                let what = "whoever listens there takes no connections: it hangs, or has too many";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// Between two tries to connect.
+const CONNECT_AGAIN: Duration = Duration::from_millis(5);
+
 /// Listens at a path for streams, taking over a socket that nobody serves.
 ///
 /// # Errors
@@ -215,7 +249,7 @@ pub fn listen_for(path: &Path, mode: u32, kind: SocketType) -> io::Result<OwnedF
             let what = format!("{} is there and is no socket", path.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
         }
-        match std::os::unix::net::UnixStream::connect(path) {
+        match connect_within(path, Duration::ZERO) {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 std::fs::remove_file(path)?;
             }
@@ -292,7 +326,6 @@ mod tests {
     use std::io::{IoSlice, Write};
     use std::mem::MaybeUninit;
     use std::os::fd::OwnedFd;
-    use std::os::unix::net::UnixStream;
 
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 
@@ -358,6 +391,71 @@ mod tests {
                 assert!(!is_dropped(&kept));
             }
         }
+    }
+
+    /// A socket that nobody accepts at, with room for no connection more.
+    fn full(path: &Path) -> (OwnedFd, Vec<UnixStream>) {
+        let kind = SocketType::STREAM;
+        let listener = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let connections = std::iter::from_fn(|| connect_within(path, Duration::ZERO).ok());
+        (listener, connections.take(16).collect())
+    }
+
+    #[test]
+    fn a_listener_that_hangs_keeps_nobody_who_connects() {
+        let dir = vnplug_testing::TestDir::new("full");
+        let path = dir.path("sock");
+        let (listener, connections) = full(&path);
+        assert!(
+            (1..16).contains(&connections.len()),
+            "{}",
+            connections.len()
+        );
+        let (limit, begun) = (Duration::from_millis(50), Instant::now());
+        let error = connect_within(&path, limit).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(begun.elapsed() >= limit);
+        // The control: one who does not bound it is kept.
+        let (tell, told) = std::sync::mpsc::channel();
+        let own = path.clone();
+        let kept = thread::spawn(move || tell.send(UnixStream::connect(own).is_ok()));
+        told.recv_timeout(Duration::from_millis(200)).unwrap_err();
+        // It goes on: who waits is taken, and blocks as any stream does.
+        let waits = path.clone();
+        let waiting = thread::spawn(move || connect_within(&waits, vnplug_testing::PATIENCE));
+        let mut accepted = Vec::new();
+        for _ in 0..connections.len() + 2 {
+            accepted.push(rustix::net::accept(&listener).unwrap());
+        }
+        assert!(told.recv().unwrap());
+        kept.join().unwrap().unwrap();
+        let mut stream = waiting.join().unwrap().unwrap();
+        let pause = Some(Duration::from_millis(10));
+        stream.set_read_timeout(pause).unwrap();
+        let begun = Instant::now();
+        io::Read::read(&mut stream, &mut [0]).unwrap_err();
+        assert!(begun.elapsed() >= Duration::from_millis(10));
+        drop((listener, accepted, connections));
+        // Nobody serves it, and nobody waits for that.
+        let error = connect_within(&path, vnplug_testing::PATIENCE).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+        let error = connect_within(&dir.path("none"), vnplug_testing::PATIENCE).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_socket_whose_daemon_hangs_is_not_taken_over() {
+        let dir = vnplug_testing::TestDir::new("hung");
+        let path = dir.path("sock");
+        let (_listener, _connections) = full(&path);
+        let error = listen(&path, 0o600).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        assert!(
+            error.to_string().contains("takes no connections"),
+            "{error}"
+        );
     }
 
     #[test]
