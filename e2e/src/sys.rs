@@ -10,6 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags};
 use rustix::process::{Pid, Signal};
 use rustix::thread::LinkNameSpaceType;
@@ -172,7 +173,7 @@ impl PacketSocket {
 }
 
 /// A page of memory whose first fault is not answered before it is released (userfaultfd(2)): who
-/// copies into it waits, holding whatever locks he holds.
+/// copies into it waits, holding whatever locks he holds. A page before it is as others are.
 #[derive(Debug)]
 pub struct UnansweredPage {
     address: u64,
@@ -186,7 +187,8 @@ impl UnansweredPage {
     /// The system's: `EPERM` if the user may not have the kernel's faults (root may).
     pub fn new() -> io::Result<Self> {
         // SAFETY: userfaultfd(2) takes flags only.
-        let raw = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
+        let raw =
+            unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
         if raw < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -198,12 +200,12 @@ impl UnansweredPage {
         let page = unsafe {
             let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
             let flags = flags | libc::MAP_ANONYMOUS;
-            libc::mmap(std::ptr::null_mut(), PAGE, protection, flags, -1, 0)
+            libc::mmap(std::ptr::null_mut(), 2 * PAGE, protection, flags, -1, 0)
         };
         if page == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let address = page as u64;
+        let address = page as u64 + PAGE as u64;
         let page = Self { address, uffd };
         // struct uffdio_register: range, mode (missing pages), ioctls.
         let register = &mut [address, PAGE as u64, 1, 0];
@@ -220,6 +222,41 @@ impl UnansweredPage {
         // SAFETY: the page is mapped as long as we live, and nobody has a reference into it.
         let count = unsafe { libc::read(fd, page, PAGE) };
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Has the kernel tell the state of an interface, the thread's namespace's, into it: comes back when it was released. Until
+    /// then the kernel's lock of all interfaces (`rtnl`), under which it tells this, is held.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn hold_interfaces(&self, name: &str) -> io::Result<()> {
+        let (kind, protocol) = (rustix::net::SocketType::DGRAM, None);
+        let socket = rustix::net::socket(rustix::net::AddressFamily::INET, kind, protocol)?;
+        // struct ethtool_value: the command is read before the lock is taken, so it lies in the page before.
+        let value = (self.address - 4) as *mut u32;
+        // SAFETY: all-zero is a valid ifreq.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        let room = request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1);
+        for (to, from) in room.zip(name.bytes()) {
+            *to = from as libc::c_char;
+        }
+        request.ifr_ifru.ifru_data = value.cast();
+        // SAFETY: both pages are mapped as long as we live, nobody has a reference into them, and the structure ends in the second.
+        let result = unsafe {
+            value.write(ETHTOOL_GLINK);
+            libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request)
+        };
+        match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Whether somebody waits for it.
+    pub fn is_awaited(&self) -> bool {
+        let mut fds = [PollFd::new(&self.uffd, PollFlags::IN)];
+        let polled = poll(&mut fds, Some(&Timespec::default()));
+        polled.is_ok() && fds[0].revents().contains(PollFlags::IN)
     }
 
     /// Answers its fault, if there was one, with zeros.
@@ -247,7 +284,7 @@ impl UnansweredPage {
 impl Drop for UnansweredPage {
     fn drop(&mut self) {
         // SAFETY: our own mapping, of which nobody has a reference.
-        let unmapped = unsafe { libc::munmap(self.address as *mut libc::c_void, PAGE) };
+        let unmapped = unsafe { libc::munmap((self.address as usize - PAGE) as *mut _, 2 * PAGE) };
         debug_assert_eq!(unmapped, 0, "a mapping of ours");
     }
 }
@@ -293,6 +330,9 @@ pub fn forget_pass_rights() -> io::Result<()> {
 }
 
 const PAGE: usize = 4096;
+/// `linux/sockios.h` and `linux/ethtool.h`.
+const SIOCETHTOOL: libc::Ioctl = 0x8946;
+const ETHTOOL_GLINK: u32 = 0xa;
 /// `linux/userfaultfd.h`.
 const UFFDIO_API: libc::Ioctl = 0xc018_aa3f_u32 as libc::Ioctl;
 const UFFDIO_REGISTER: libc::Ioctl = 0xc020_aa00_u32 as libc::Ioctl;

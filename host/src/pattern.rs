@@ -141,6 +141,7 @@ impl OpenPattern {
             stop: Arc::clone(&stop),
             members: BTreeMap::new(),
             failed: BTreeMap::new(),
+            is_settled: false,
             check_at: Instant::now(),
             told_full: None,
             told: String::new(),
@@ -172,6 +173,8 @@ struct Watcher {
     members: BTreeMap<i32, (String, String)>,
     /// Interfaces that cannot be received, how often they were tried, and when they are again.
     failed: BTreeMap<i32, (u32, Instant)>,
+    /// The interfaces that were there at first are its sources.
+    is_settled: bool,
     /// When it is looked whether the namespace is the same.
     check_at: Instant,
     /// When it was told that there are more interfaces than it may have sources.
@@ -182,11 +185,10 @@ struct Watcher {
 
 impl Watcher {
     fn run(&mut self) {
-        let mut is_settled = false;
         while self.sleep() {
             self.find_namespace();
-            if self.settle() && !is_settled {
-                is_settled = true;
+            if self.settle() && !self.is_settled {
+                self.is_settled = true;
                 self.say(What::Settled);
             }
         }
@@ -266,7 +268,8 @@ impl Watcher {
         }
     }
 
-    /// Opens and tells until the sources are as the interfaces are; false if these are not known yet, or it is to end.
+    /// Opens and tells until the sources are as the interfaces are; false if these are not known yet, it is to end, or other things
+    /// are due.
     fn settle(&mut self) -> bool {
         loop {
             // Each opening takes a while, in which more may change.
@@ -290,10 +293,20 @@ impl Watcher {
                 return true;
             }
             self.receive(index, name);
-            if self.stops_within(Some(Duration::ZERO), false) {
+            // Whoever starts the daemon waits for the first ones.
+            let pause = match self.is_settled {
+                true => PACE,
+                false => Duration::ZERO,
+            };
+            if self.stops_within(Some(pause), false) || self.must_check() {
                 return false;
             }
         }
+    }
+
+    /// Whether it is to be looked whether the namespace is the same.
+    fn must_check(&self) -> bool {
+        self.pattern.namespace.is_some() && Instant::now() >= self.check_at
     }
 
     /// Takes the kernel's news; whether the interfaces are known as they are.
@@ -405,4 +418,9 @@ const AGAIN: Duration = Duration::from_secs(2);
 const TOLD: Duration = Duration::from_secs(60);
 /// How long the last frames of an interface may take.
 const DRAIN: Duration = Duration::from_millis(30);
+/// Between two openings, after the first ones: a hundred interfaces in a second at most.
+///
+/// NB: for each the kernel loads one program or two, and frees those of sources that went in its own workers. Where somebody loads
+/// them as fast as it goes, and the workers are starved, it does not come to freeing, and may come to a stop.
+const PACE: Duration = Duration::from_millis(10);
 const MIN_PAUSE: Duration = Duration::from_millis(1);

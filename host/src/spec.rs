@@ -252,6 +252,10 @@ impl SourceSpec {
             None => description,
             Some(pattern) => format!("{description}, of {pattern}"),
         };
+        // Here it may be waited for.
+        if let Some(interface) = &interface {
+            interface.look();
+        }
         Ok(OpenSource {
             spec: self.clone(),
             kind,
@@ -400,7 +404,7 @@ impl OpenSource {
             kind: self.kind,
             description: self.description,
             link_type: LINKTYPE_ETHERNET,
-            interface: self.interface,
+            interface: self.interface.map(Arc::new),
             board: self.board,
             transmits,
             early: Early::new(seats, &workers),

@@ -73,8 +73,9 @@ impl Watch {
             .name("vnplug-watch".into())
             .spawn(move || {
                 watch(&termination, &own, &manager);
-                event::ring(&theirs);
+                // Before others end, and the process with them.
                 tell(&manager, "STOPPING=1");
+                event::ring(&theirs);
                 std::thread::sleep(ENDING);
                 let left = threads().join(", ");
                 log::error!(target: "control", "these threads do not end, and are left behind: {left}");

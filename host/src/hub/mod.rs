@@ -15,6 +15,7 @@ pub mod grant;
 mod ground;
 mod group;
 mod host_group;
+mod inquiry;
 mod limits;
 mod load;
 pub(crate) mod maker;
@@ -64,6 +65,7 @@ pub(crate) use group::arena_bytes;
 use group::{Group, GroupKey};
 use host_group::HostGroups;
 pub(crate) use host_group::{Home, HostGroupSize, NewHostGroup};
+use inquiry::Inquiry;
 pub use limits::{Limits, MAX_FILTER_WORK};
 use load::Owned;
 pub(crate) use open::{NO_DESCRIPTORS, Opening, no_memory};
@@ -117,7 +119,7 @@ pub struct Source {
     /// DLT of its frames.
     pub link_type: u32,
     /// The interface behind it.
-    pub interface: Option<Interface>,
+    pub interface: Option<Arc<Interface>>,
     /// By which rings take part in it, if it is a switch.
     pub board: Option<Switchboard>,
     /// Whether ports may send through it.
@@ -306,6 +308,8 @@ pub struct Hub {
     last: BTreeMap<(usize, usize), (Instant, Snapshot)>,
     /// The operator's programs.
     pub twins: Twins,
+    /// Asks what interfaces are like.
+    inquiry: Inquiry,
 }
 
 impl Hub {
@@ -331,6 +335,7 @@ impl Hub {
             loader: None,
             closers: Closers::default(),
             twins: Twins::default(),
+            inquiry: Inquiry::default(),
             last: BTreeMap::new(),
         }
     }

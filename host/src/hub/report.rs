@@ -18,6 +18,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU16;
+use std::sync::Arc;
 use std::time::Instant;
 
 use vnplug_ring::control::{
@@ -28,7 +29,6 @@ use super::asking::Heard;
 use super::policy::{Policy, Sight};
 use super::{Hub, Owed, Peer, Source, Step};
 use vnplug_filter::IndexSize;
-use vnplug_os::interface;
 use vnplug_path::engine::sender::SendCounters;
 use vnplug_path::engine::{Asked, Command, PortSnapshot, Snapshot};
 use vnplug_path::fanout::FanoutCounters;
@@ -45,14 +45,11 @@ impl Hub {
     ) -> Vec<Device> {
         let operator = policy.is_operator(viewer);
         // What the host is called on its networks is not the guests' business.
-        let addresses = match viewer {
-            Peer::User(_) if self.sources.iter().any(|it| it.interface.is_some()) => {
-                interface::addresses().unwrap_or_else(|error| {
-                    log::warn!(target: "source", "cannot list addresses: {error}");
-                    BTreeMap::new()
-                })
-            }
-            _ => BTreeMap::new(),
+        let is_user = matches!(viewer, Peer::User(_));
+        self.inquiry.look(self.interfaces(), is_user);
+        let addresses = match is_user {
+            true => self.inquiry.addresses(),
+            false => Arc::default(),
         };
         let device = |number: usize, source: &Source| {
             let ports = self
@@ -61,7 +58,7 @@ impl Hub {
                 .filter(|port| port.source == number)
                 .count();
             let asked = source.interface.as_ref();
-            let facts = asked.map(Interface::facts).unwrap_or_default();
+            let facts = asked.map(|it| it.facts()).unwrap_or_default();
             let here = asked.filter(|it| it.is_here());
             let addresses = here.and_then(|it| addresses.get(it.name()));
             Device {
@@ -89,12 +86,19 @@ impl Hub {
             .collect()
     }
 
+    /// Those of all sources.
+    fn interfaces(&self) -> Vec<Arc<Interface>> {
+        let all = self.present().filter_map(|(_, it)| it.interface.clone());
+        all.collect()
+    }
+
     /// All counters, for an operator, and what else there is to tell.
     pub(crate) fn counters(&mut self, more: Vec<Counted>) -> Step {
         let queues = self.present();
         let queues: Vec<(usize, usize)> = queues
             .flat_map(|(source, it)| (0..it.workers.len()).map(move |queue| (source, queue)))
             .collect();
+        self.inquiry.look(self.interfaces(), false);
         self.look(queues, Asked::All, |hub, looked| {
             let mut all = hub.all_counters(&looked);
             all.extend(more);
@@ -344,7 +348,7 @@ impl Hub {
                 fanout.departed.dropped_budget,
             ),
         ]);
-        values.extend(source.interface.iter().flat_map(Interface::counters));
+        values.extend(source.interface.iter().flat_map(|it| it.counters()));
         if source.transmits {
             values.extend(sends.named());
         }

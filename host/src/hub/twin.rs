@@ -11,7 +11,6 @@ use rustix::net::{AddressFamily, SocketType, socket};
 use vnplug_os::bpf::{Hook, TcxLink, XdpLink};
 use vnplug_os::interface;
 use vnplug_path::port::{PortProgram, Totals};
-use vnplug_path::source::af_packet::Interface;
 use vnplug_ring::control::program::MAX_VALUES;
 use vnplug_ring::control::{Open, ProgramInfo, ProgramMap, code};
 use vnplug_twin::{Context, Instance, Object, Program};
@@ -478,7 +477,7 @@ impl Hub {
         let at = self.twins.named(&request.program);
         let at = at.ok_or_else(|| no_program(&request.program))?;
         let interface = self.sources[source].interface.as_ref();
-        let interface = interface.and_then(Interface::index).unwrap_or(0);
+        let interface = interface.and_then(|it| it.index()).unwrap_or(0);
         let twin = &mut self.twins.all[at];
         queues
             .iter()

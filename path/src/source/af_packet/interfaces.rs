@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
@@ -57,6 +57,14 @@ pub fn interfaces() -> Result<Vec<InterfaceInfo>, SourceError> {
 pub struct Interface {
     name: String,
     asks: Asks,
+    known: Mutex<Known>,
+}
+
+/// What was learnt of an interface at the last look.
+#[derive(Debug, Default)]
+struct Known {
+    facts: Facts,
+    counters: Vec<(String, u64)>,
 }
 
 /// By which socket it is asked about.
@@ -90,6 +98,7 @@ impl Interface {
         Ok(Self {
             name: name.into(),
             asks: Asks::Here(socket),
+            known: Mutex::default(),
         })
     }
 
@@ -98,6 +107,7 @@ impl Interface {
         Self {
             name: name.into(),
             asks: Asks::There(namespace),
+            known: Mutex::default(),
         }
     }
 
@@ -135,9 +145,35 @@ impl Interface {
         }
     }
 
-    /// What its driver and the kernel count of it, by the counters' public names; nothing while there is no
+    /// Asks what it is like now, and what its driver counts: [`facts`](Self::facts) and [`counters`](Self::counters) are
+    /// from now on what was said.
+    ///
+    /// NB: the kernel answers under its lock of all interfaces of all network namespaces (`rtnl`), which whoever makes or deletes
+    /// many of them holds for seconds. So this is for a thread that may wait.
+    pub fn look(&self) {
+        let now = Known {
+            facts: self.ask_facts(),
+            counters: self.ask_counters(),
+        };
+        *self.known() = now;
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What its driver and the kernel counted of it at the last look, by the counters' public names; nothing if there was no
     /// interface of that name.
     pub fn counters(&self) -> Vec<(String, u64)> {
+        self.known().counters.clone()
+    }
+
+    /// What was known at the last look; nothing if there was no interface of that name.
+    pub fn facts(&self) -> Facts {
+        self.known().facts.clone()
+    }
+
+    fn ask_counters(&self) -> Vec<(String, u64)> {
         let Ok(told) = self.ask(|socket| statistics::of(socket, &self.name)) else {
             return Vec::new();
         };
@@ -156,8 +192,7 @@ impl Interface {
         named.map(|(name, value)| (name.to_owned(), value)).into()
     }
 
-    /// What is known now; nothing while there is no interface of that name.
-    pub fn facts(&self) -> Facts {
+    fn ask_facts(&self) -> Facts {
         let facts = self.ask(|socket| {
             let link = interface::link(socket, &self.name)?;
             Ok(Facts {

@@ -1,0 +1,161 @@
+//! Crowds of interfaces that come and go as the sources of a pattern: whoever asks the daemon meanwhile is answered soon.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::Write;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vnplug::Client;
+use vnplug_e2e::bombs::UnansweredPage;
+use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::{Lab, Netns};
+use vnplug_testing::{eventually, until};
+
+/// So many interfaces, or with `VNPLUG_LONG=1` in the environment as many as the long run has.
+fn crowd() -> usize {
+    match std::env::var_os("VNPLUG_LONG") {
+        Some(_) => 1000,
+        None => 100,
+    }
+}
+
+fn batch(netns: &Netns, lines: &str) {
+    let mut command = netns.command("ip");
+    let command = command.args(["-batch", "-"]).stdin(Stdio::piped());
+    let mut ip = command.spawn().unwrap();
+    let mut input = ip.stdin.take().unwrap();
+    input.write_all(lines.as_bytes()).unwrap();
+    drop(input);
+    assert!(ip.wait().unwrap().success());
+}
+
+/// What ends when the test does, or panics.
+struct Ends<T: Fn()>(T);
+
+impl<T: Fn()> Drop for Ends<T> {
+    fn drop(&mut self) {
+        self.0();
+    }
+}
+
+fn pattern(size: usize) -> String {
+    // Rings of 64 KiB: what matters here is how many there are.
+    format!("crowd*=af_packet,members={size},block_size=32K,blocks=2,snaplen=2048")
+}
+
+fn crowd_comes(netns: &Netns, size: usize) {
+    let line = |n: usize| {
+        format!("link add crowd{n} group 7 type veth peer name far{n}\nlink set crowd{n} up\n")
+    };
+    batch(netns, &(0..size).map(line).collect::<String>());
+}
+
+fn count(daemon: &Daemon) -> usize {
+    let devices = Client::connect_to(&daemon.socket()).unwrap().devices();
+    devices.unwrap().len()
+}
+
+#[test]
+fn who_asks_is_answered_soon_while_interfaces_come_and_go_in_crowds() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("wire0", "wire1").unwrap();
+    let size = crowd();
+    let pattern = pattern(size);
+    let args = [
+        "--source",
+        "kept=gen,pps=100",
+        "--source",
+        "wire0",
+        "--source",
+        &pattern,
+    ];
+    let daemon = Daemon::start(&lab, Some(&netns), &args).unwrap();
+    let (ends, began) = (AtomicBool::new(false), Instant::now());
+    let (asked, greeted) = thread::scope(|scope| {
+        let end = Ends(|| ends.store(true, Ordering::Relaxed));
+        let asks = |what: fn(&mut Client, &Daemon)| {
+            let mut client = Client::connect_to(&daemon.socket()).unwrap();
+            let (daemon, ends) = (&daemon, &ends);
+            scope.spawn(move || {
+                let mut times = Vec::new();
+                while !ends.load(Ordering::Relaxed) {
+                    let begun = Instant::now();
+                    what(&mut client, daemon);
+                    times.push(begun.elapsed());
+                    thread::sleep(Duration::from_millis(10));
+                }
+                times
+            })
+        };
+        let asked = asks(|client, _| drop(client.devices().unwrap()));
+        let greeted = asks(|_, daemon| drop(Client::connect_to(&daemon.socket()).unwrap()));
+        crowd_comes(&netns, size);
+        until("all are sources", || count(&daemon), |all| *all == size + 2);
+        println!("{size} came in {:?}", began.elapsed());
+        let begun = Instant::now();
+        batch(&netns, "link del group 7\n");
+        until("none is left", || count(&daemon), |all| *all == 2);
+        println!("{size} went in {:?}", begun.elapsed());
+        drop(end);
+        (asked.join().unwrap(), greeted.join().unwrap())
+    });
+    for (what, times) in [("a list", asked), ("a greeting", greeted)] {
+        let longest = times.iter().max().unwrap();
+        println!("{what}: {} times, the longest {longest:?}", times.len());
+        assert!(*longest < SOON, "{what}: {longest:?}");
+    }
+    daemon.audit();
+}
+
+#[test]
+fn a_crowd_that_is_there_is_received_when_the_daemon_serves() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    let size = crowd();
+    crowd_comes(&netns, size);
+    let began = Instant::now();
+    let daemon = Daemon::start(&lab, Some(&netns), &["--source", &pattern(size)]).unwrap();
+    println!("{size} were received after {:?}", began.elapsed());
+    assert_eq!(count(&daemon), size);
+}
+
+#[test]
+fn who_asks_does_not_wait_for_one_who_holds_the_kernels_lock_of_all_interfaces() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("wire0", "wire1").unwrap();
+    let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire0"]).unwrap();
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    let mut mtu = || client.devices().unwrap()[0].mtu;
+    assert_eq!(mtu(), 1500);
+    let page = UnansweredPage::new().expect("root may have the kernel's page faults");
+    let longest = thread::scope(|scope| {
+        let end = Ends(|| page.release().unwrap());
+        let holds = scope.spawn(|| netns.enter(|| page.hold_interfaces("wire1")));
+        eventually("the lock is held", || page.is_awaited());
+        // The control: who changes an interface waits.
+        let changes = scope.spawn(|| netns.ip(&["link", "set", "wire0", "mtu", "1400"]));
+        let (begun, mut longest) = (Instant::now(), Duration::ZERO);
+        while begun.elapsed() < HELD {
+            let asked = Instant::now();
+            assert_eq!(mtu(), 1500);
+            drop(Client::connect_to(&daemon.socket()).unwrap());
+            longest = longest.max(asked.elapsed());
+            thread::sleep(Duration::from_millis(10));
+        }
+        assert!(!changes.is_finished(), "nobody held the lock");
+        drop(end);
+        changes.join().unwrap().unwrap();
+        holds.join().unwrap().unwrap().unwrap();
+        longest
+    });
+    assert!(longest < SOON, "{longest:?}");
+    until("it is asked again", mtu, |mtu| *mtu == 1400);
+}
+
+/// How long the lock is held, and in which time who asks is answered.
+const HELD: Duration = Duration::from_secs(3);
+const SOON: Duration = Duration::from_secs(1);
