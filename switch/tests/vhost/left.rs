@@ -180,7 +180,7 @@ fn where_a_frame_goes_and_how_long_it_is_are_not_changed_after_it_was_sent() {
     // The control: of some frames the rest is younger than what was decided by.
     eventually("frames change after their headers were taken", || {
         let most = 1_000_000;
-        sent += rewritten(&mut sender, most, &rewrite, || {
+        sent += rewritten(&mut sender, most, rewrite, || {
             look();
         });
         look() > 0
