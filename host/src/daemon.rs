@@ -62,11 +62,7 @@ pub fn run(config: Config, arguments: Arguments) -> Result<(), String> {
             Some(signal(signals::HANGUP)?),
         ),
     };
-    let manager = Manager::of_environment().unwrap_or_else(|error| {
-        log::warn!(target: "control", "NOTIFY_SOCKET is no socket of a service manager: {error}");
-        Manager::default()
-    });
-    let manager = Arc::new(manager);
+    let manager = Arc::new(Manager::here());
     let kept = Arc::new(Kept::of_environment(Arc::clone(&manager)));
     raise_descriptor_limit(config.max_ports);
     let vms_dir = config.state_dir.join("vms");
@@ -325,10 +321,7 @@ fn serve(
     kept.settle();
     let_go(kept, has_patterns);
     log::info!(target: "control", "serving {}", socket.display());
-    // A manager that waits for this would end the daemon if it did not hear it.
-    if let Err(error) = manager.say("READY=1\nSTATUS=Serving") {
-        log::warn!(target: "control", "the service manager does not hear that the daemon is ready: {error}");
-    }
+    manager.say_ready("Serving");
     control
         .run()
         .map_err(|error| format!("the control loop failed: {error}"))

@@ -5,7 +5,6 @@
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::{ClockId, clock_gettime};
 
 use vnplug_os::service::Manager;
+use vnplug_os::socket::connect_within;
 use vnplug_ring::control::code::UNAVAILABLE;
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
 use vnplug_ring::control::{Message, Role, SourceRequest, VERSION};
@@ -85,7 +85,7 @@ pub(crate) fn ask_again(socket: &Path) -> Result<(), String> {
 /// Has the configuration read again, and waits until it is in force or refused.
 fn ask(socket: &Path) -> Result<Message, String> {
     let failed = |error: io::Error| format!("{}: {error}", socket.display());
-    let mut stream = UnixStream::connect(socket).map_err(failed)?;
+    let mut stream = connect_within(socket, PATIENCE).map_err(failed)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
     let hello = Message::Hello {
         min_version: VERSION,

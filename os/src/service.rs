@@ -93,22 +93,6 @@ impl Manager {
         }
     }
 
-    /// Says what the process does now.
-    pub fn say_status(&self, status: &str) {
-        self.say_or_log(&format!("STATUS={}", one_line(status)));
-    }
-
-    /// Says that the process is about to end, and takes the time that it needs for that.
-    pub fn say_stopping(&self) {
-        self.say_or_log("STOPPING=1");
-    }
-
-    fn say_or_log(&self, lines: &str) {
-        if let Err(error) = self.say(lines) {
-            log::warn!("the service manager does not hear {lines:?}: {error}");
-        }
-    }
-
     /// As [`say`](Self::say), with a descriptor.
     pub(crate) fn send(&self, lines: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let Some((socket, address)) = &self.to else {
@@ -277,10 +261,6 @@ mod tests {
         };
         manager.say_ready("x\nMAINPID=1");
         assert_eq!(heard(), "READY=1\nSTATUS=x MAINPID=1");
-        manager.say_status("\ry");
-        assert_eq!(heard(), "STATUS= y");
-        manager.say_stopping();
-        assert_eq!(heard(), "STOPPING=1");
         // Nobody hears it any more, which is no harm.
         drop(hears);
         manager.say_ready("z");
