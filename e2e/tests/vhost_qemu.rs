@@ -129,7 +129,8 @@ fn a_guest_of_qemu_gives_and_is_given_super_frames_of_a_bulk_stream() {
         });
     };
     let means = [mean(&guest, "rx", given), mean(&guest, "tx", gives)];
-    assert!(means.iter().all(|mean| *mean > 8_000.0), "{means:?}");
+    // Its program writes some kilobytes at a time.
+    assert!(means.iter().all(|mean| *mean > 3_000.0), "{means:?}");
     // The control: the switch cuts for it, and it cuts itself.
     let set = ["switch", "set", "lan0/port1", "tso=off"];
     assert_eq!(daemon.vnplug(&set).0, Some(0));
