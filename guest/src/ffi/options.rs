@@ -155,7 +155,7 @@ pub(super) unsafe fn read_options(given: *const COptions) -> Result<PortOptions,
         (1, 0) => port = port.join(),
         (2, 0) => port = port.direct(),
         (0..=2, _) => return Err(Error::Invalid("options.reserved: 0")),
-        _ => return Err(Error::Invalid("joins")),
+        _ => return Err(Error::Invalid("options.joins: 0, 1 (switch) or 2 (direct)")),
     }
     if !options.program.is_null() {
         if filter.is_some() {
