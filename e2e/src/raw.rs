@@ -27,6 +27,7 @@ pub struct Raw {
     pub stream: UnixStream,
     framer: Framer,
     fds: Vec<OwnedFd>,
+    acknowledges: bool,
 }
 
 impl Raw {
@@ -91,6 +92,20 @@ impl Raw {
             stream,
             framer: Framer::strict(MAX_PAYLOAD),
             fds: Vec::new(),
+            acknowledges: false,
+        }
+    }
+
+    /// Takes a guest's end of its serial line, and acknowledges what it reads: to an agent that does not the daemon says no
+    /// more than [`TTY_WINDOW`](vnplug_ring::control::TTY_WINDOW) bytes.
+    ///
+    /// # Panics
+    /// If it cannot be set up.
+    #[must_use]
+    pub fn on_a_line(stream: UnixStream) -> Self {
+        Self {
+            acknowledges: true,
+            ..Self::over(stream)
         }
     }
 
@@ -182,6 +197,11 @@ impl Raw {
                 return None;
             }
             self.framer.push(&bytes[..count]);
+            if self.acknowledges {
+                let bytes = count as u32;
+                // If it is closed, the next read says so.
+                let _ = self.send(&Message::Ack { bytes }.encode(0, 0));
+            }
         }
     }
 

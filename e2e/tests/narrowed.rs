@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use vnplug::{Client, GrantAction, GrantKind, Next, Port};
 use vnplug_e2e::Lab;
+use vnplug_e2e::beside::Ends;
 use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::times::Times;
 use vnplug_e2e::user::{USER, as_user, open_to_all};
@@ -65,6 +66,7 @@ impl Scene {
         let over = AtomicBool::new(false);
         let mut times = Times::default();
         let read = scope(|threads| {
+            let ends = Ends([&over; 2]);
             let reader = threads.spawn(|| {
                 let mut read = 0_u64;
                 while !over.load(Ordering::Relaxed) {
@@ -82,7 +84,7 @@ impl Scene {
                     times: &mut times,
                 },
             );
-            over.store(true, Ordering::Relaxed);
+            drop(ends);
             reader.join().unwrap()
         });
         assert!(read > 10_000, "{read}");

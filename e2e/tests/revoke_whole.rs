@@ -1,21 +1,33 @@
-//! Whole ports that an operator takes again and again under load: at once, for good, and at nobody else's cost.
+//! Whole ports and whole VMs that an operator takes again and again under load: at once, for good, and at nobody else's cost.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{scope, yield_now};
 use std::time::{Duration, Instant};
 
 use vnplug::{Client, Error, Next, Port, Revoke, Whose};
 use vnplug_e2e::Lab;
+use vnplug_e2e::beside::Ends;
 use vnplug_e2e::daemon::{Daemon, counted, value};
+use vnplug_e2e::raw::{Raw, open};
 use vnplug_e2e::reading::end_of;
 use vnplug_e2e::times::Times;
 use vnplug_e2e::traffic::sequence;
-use vnplug_ring::control::{Counted, REVOKED};
+use vnplug_ring::control::{
+    Counted, Grant, Message, Open, Opened, REVOKED, RingPlace, Role, VmKind, VmSpec,
+};
+use vnplug_ring::layout::{HEAD, Meta};
+use vnplug_ring::{Producer, Region};
 use vnplug_testing::until;
 
 /// Packets a second.
 const LOAD: u64 = 50_000;
+const POOL: u64 = 4 << 20;
+/// The ports of a VM.
+const PORTS: usize = 3;
 
 /// As often as usual, or with `VNPLUG_LONG=1` in the environment as the long run does it.
 fn rounds() -> usize {
@@ -82,12 +94,14 @@ fn under_load(
     let over = AtomicBool::new(false);
     let mut times = Times::default();
     let (read, sent) = scope(|threads| {
+        // Who fails here ends them, too: they are waited for in any case.
+        let ends = Ends([&over; 2]);
         let reads = threads.spawn(|| reads_all(&mut reader, &over));
         let sends = threads.spawn(|| sends_on(&mut sender, &over));
         for round in 0..rounds {
             times.push(takes(round, &mut operator));
         }
-        over.store(true, Ordering::Relaxed);
+        drop(ends);
         (reads.join().unwrap(), sends.join().unwrap())
     });
     assert!(read > 1_000 && sent > 1_000, "{read} read, {sent} sent");
@@ -150,4 +164,133 @@ fn whole_ports_are_taken_again_and_again_and_others_lose_nothing() {
         assert_eq!(others_sent(&daemon), sent, "nothing of it is sent later");
         took
     });
+}
+
+/// A VM whose agent is the test.
+struct Vm {
+    agent: Raw,
+    file: File,
+    pool: Region,
+}
+
+impl Vm {
+    fn attach(daemon: &Daemon, name: &str) -> Self {
+        let mut operator = Client::connect_to(&daemon.socket()).unwrap();
+        let spec = VmSpec {
+            name: name.into(),
+            kind: VmKind::Uml,
+            pool_bytes: POOL,
+            vectors: 0,
+            allow: vec![Grant {
+                source: "lab".into(),
+                filter: String::new(),
+            }],
+            owner: 0,
+            groups: Vec::new(),
+            stays_for: None,
+        };
+        let ready = operator.attach_vm(spec).unwrap();
+        let (channel, theirs) = UnixStream::pair().unwrap();
+        operator.adopt(name, theirs.as_fd()).unwrap();
+        let mut agent = Raw::on_a_line(channel);
+        agent.hello(Role::Agent);
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open(&ready.pool_path);
+        let file = file.unwrap();
+        let pool = vnplug::map_memory(file.as_fd(), file.metadata().unwrap().len()).unwrap();
+        Self { agent, file, pool }
+    }
+
+    /// Opens a port with frames that wait to be sent.
+    fn open(&mut self) -> Opened {
+        let request = Message::Open(Open {
+            transmit_bytes: 1 << 17,
+            ..open("host:lab", 1 << 16)
+        });
+        let opened = match self.agent.ask(&request, 1) {
+            Message::Opened(opened) => opened,
+            other => panic!("{other:?}"),
+        };
+        let RingPlace { offset, len, .. } = opened.transmit;
+        let mut ring = Producer::attach(self.pool.part(offset, len).unwrap()).unwrap();
+        while ring.push(&Meta::default(), &[7; 1400]) == Ok(true) {}
+        ring.publish();
+        opened
+    }
+
+    /// How far its rings are written.
+    fn heads(&self, ports: &[Opened]) -> Vec<u64> {
+        let rings = ports.iter().flat_map(|port| &port.rings);
+        let head = |place: &RingPlace| {
+            let mut head = [0; 8];
+            rustix::io::pread(&self.file, &mut head, place.offset + HEAD).unwrap();
+            u64::from_le_bytes(head)
+        };
+        rings.map(head).collect()
+    }
+
+    /// Hears that its ports are gone, and lets go of them.
+    fn lets_go(&mut self, ports: &[Opened]) {
+        let mut gone = Vec::new();
+        while gone.len() < ports.len() {
+            match self.agent.next() {
+                Some((0, Message::Gone { port, reason })) => {
+                    assert_eq!(reason, REVOKED);
+                    gone.push(port);
+                }
+                Some((0, _)) => {}
+                other => panic!("{other:?} after {gone:?}"),
+            }
+        }
+        gone.sort_unstable();
+        assert_eq!(gone, ports.iter().map(|it| it.port).collect::<Vec<_>>());
+        let places = ports.iter();
+        let places = places.flat_map(|it| it.rings.iter().chain([&it.transmit]));
+        let places = places.copied().collect();
+        assert_eq!(self.agent.ask(&Message::Release(places), 0), Message::Done);
+    }
+}
+
+#[test]
+fn whole_vms_are_taken_again_and_again_and_others_lose_nothing() {
+    let lab = Lab::new().unwrap();
+    let source = format!("lab=gen,pps={LOAD}");
+    let args = [
+        "--source",
+        &source,
+        "--allow-send",
+        "vm:taken=lab",
+        "--allow-send",
+        "vm:stays=lab",
+    ];
+    let daemon = Daemon::start(&lab, None, &args).unwrap();
+    let mut taken = Vm::attach(&daemon, "taken");
+    let mut stays = Vm::attach(&daemon, "stays");
+    let its = [stays.open()];
+    under_load(&daemon, "a whole VM", rounds(), |_, operator| {
+        let ports: Vec<Opened> = (0..PORTS).map(|_| taken.open()).collect();
+        // The control: its rings are written.
+        until(
+            "its rings are written",
+            || taken.heads(&ports),
+            |heads| heads.iter().all(|head| *head > 0),
+        );
+        let before = stays.heads(&its);
+        let begun = Instant::now();
+        operator.revoke(whole(Whose::Vm("taken".into()))).unwrap();
+        let took = begun.elapsed();
+        let (heads, sent) = (taken.heads(&ports), others_sent(&daemon));
+        taken.lets_go(&ports);
+        // The other VM's is read by nobody, and full, or goes on.
+        assert!(stays.heads(&its) >= before);
+        assert_eq!(taken.heads(&ports), heads, "nothing is written later");
+        assert_eq!(others_sent(&daemon), sent, "nothing of it is sent later");
+        took
+    });
+    let ports = daemon.counters();
+    let ports = ports.iter().filter(|it| it.kind == "port");
+    let left: Vec<&str> = ports.map(|it| it.name.as_str()).collect();
+    assert_eq!(left, [its[0].port.to_string()], "the other VM's");
 }
