@@ -274,7 +274,7 @@ fn carries(program: impl FnOnce(&Lab) -> PathBuf) {
 }
 
 /// Each of these frames goes from either end to the other, or is sent again: a wire may lose some.
-fn across(ends: &mut [Port; 2], numbers: std::ops::Range<u32>) {
+pub(crate) fn across(ends: &mut [Port; 2], numbers: std::ops::Range<u32>) {
     for way in 0..2 {
         if way == 1 {
             ends.swap(0, 1);

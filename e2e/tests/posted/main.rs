@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod frames;
+mod guests;
 mod lent;
 
 use std::io::Write;
