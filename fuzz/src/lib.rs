@@ -11,6 +11,7 @@ pub mod hello;
 pub mod intake;
 mod libpcap;
 pub mod names;
+pub mod object;
 pub mod pcap;
 pub mod pcapng;
 pub mod quic;
