@@ -12,6 +12,7 @@ use vnplug_ring::direct::Table;
 use crate::control::{Change, Line, PATIENCE, Told};
 use crate::entrances::Entrances;
 use crate::forward::Number;
+use crate::link::{Link, Losses};
 use crate::roster::{Grant, Granted, Holder, Roster, locked};
 use crate::settings::PortSettings;
 use crate::show::{NOT_OF_RINGS, Shown};
@@ -149,8 +150,10 @@ pub(crate) fn admit(
     holder: Holder,
     wanted: Option<Number>,
 ) -> Result<NonZeroU16, String> {
-    let grant = locked(roster).admit(uid, holder.is_trusted)?;
-    take(roster, line, holder, (wanted, grant.as_deref()), false)
+    // One lock: by the grants that there are when the port is taken.
+    let mut roster = locked(roster);
+    let grant = roster.admit(uid, holder.is_trusted)?;
+    take_of(&mut roster, line, holder, (wanted, grant.as_deref()), false)
 }
 
 /// Takes a port: the wanted one, or the first that is free, with what a grant says of it.
@@ -158,10 +161,19 @@ pub(crate) fn take(
     roster: &Mutex<Roster>,
     line: &Line,
     holder: Holder,
+    terms: (Option<Number>, Option<&str>),
+    is_ring: bool,
+) -> Result<NonZeroU16, String> {
+    take_of(&mut locked(roster), line, holder, terms, is_ring)
+}
+
+fn take_of(
+    roster: &mut Roster,
+    line: &Line,
+    holder: Holder,
     (wanted, grant): (Option<Number>, Option<&str>),
     is_ring: bool,
 ) -> Result<NonZeroU16, String> {
-    let mut roster = locked(roster);
     // What is said of a number is not for who has a grant: it says more, or less, than the grant.
     let is_free_of = |number: &Number| grant.is_none() || !roster.settings.says_of(*number);
     let wanted = wanted.filter(is_free_of);
@@ -195,6 +207,22 @@ pub(crate) fn take(
     Ok(port)
 }
 
+/// The link of a port is there. If the port was closed meanwhile, who let it in is told instead.
+pub(crate) fn add(
+    roster: &Mutex<Roster>,
+    line: &Line,
+    port: Number,
+    link: Box<dyn Link>,
+    losses: Losses,
+) {
+    // With the lock: who closes it does so before, which is seen here, or afterwards.
+    let roster = locked(roster);
+    match roster.is_closing(port) {
+        true => losses.tell(port),
+        false => line.send(Change::Add { port, link, losses }),
+    }
+}
+
 /// Frees a port that is removed; what a grant said of it goes with it.
 pub(crate) fn free(roster: &Mutex<Roster>, line: &Line, port: Number) {
     let mut roster = locked(roster);
@@ -210,9 +238,16 @@ pub(crate) fn free(roster: &Mutex<Roster>, line: &Line, port: Number) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use rustix::event::{EventfdFlags, eventfd};
+    use vnplug_os::closer::{Closer, PeerFd};
+
     use super::*;
     use crate::control::line;
+    use crate::link::Loss;
     use crate::settings::Settings;
+    use crate::sockets::stream::Stream;
 
     fn holder(owner: &str) -> Holder {
         Holder {
@@ -311,6 +346,35 @@ mod tests {
         };
         let seen = ["a", "a", "b", "b", "a"].map(&mut joins);
         assert_eq!(seen, [false, false, true, false, true]);
+    }
+
+    #[test]
+    fn a_port_that_is_closed_before_its_link_is_there_gets_none() {
+        let (board, inlet) = board();
+        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let (told, losses) = Losses::new(Arc::new(waker));
+        let (roster, line) = (&board.roster, &board.line);
+        let comes = |closes_first: bool| {
+            let port = admit(roster, line, 1000, holder("a"), None).unwrap().get();
+            if closes_first {
+                board.close(port).unwrap();
+                assert!(matches!(inlet.take(), Some(Change::Close(1))));
+            }
+            let (ours, _theirs) = UnixStream::pair().unwrap();
+            let ours = PeerFd::new(ours.into(), Closer::default());
+            let link = Box::new(Stream::new(ours, 1514));
+            add(roster, line, port, link, told.of(7));
+            let is_there = matches!(inlet.take(), Some(Change::Add { port: 1, .. }));
+            let loss = losses.try_recv().ok();
+            free(roster, line, port);
+            assert!(inlet.take().is_none());
+            (is_there, loss)
+        };
+        let loss = Loss { port: 1, client: 7 };
+        assert_eq!(comes(false), (true, None));
+        assert_eq!(comes(true), (false, Some(loss)));
+        // Who takes the number next is not meant.
+        assert_eq!(comes(false), (true, None));
     }
 
     #[test]

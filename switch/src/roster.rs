@@ -50,6 +50,8 @@ pub(crate) struct Roster {
     grants: Option<Vec<Grant>>,
     /// Those whose frames go through rings.
     rings: BTreeSet<Number>,
+    /// Those that are to be closed by who let them in. One whose link is not there yet has none.
+    closing: BTreeSet<Number>,
     /// Ports in all, and of one owner.
     limits: (usize, usize),
     /// What the operator says of the switch. The thread that forwards is told of changes in their order, for
@@ -67,6 +69,7 @@ impl Roster {
             granted: BTreeMap::new(),
             grants: None,
             rings: BTreeSet::new(),
+            closing: BTreeSet::new(),
             limits,
             first: settings.clone(),
             settings,
@@ -117,6 +120,17 @@ impl Roster {
             self.last.insert(port, holder.owner);
         }
         self.rings.remove(&port);
+        self.closing.remove(&port);
+    }
+
+    /// A port is to be closed by who let it in.
+    pub(crate) fn close(&mut self, port: Number) {
+        self.closing.insert(port);
+    }
+
+    /// Whether a port is to be closed.
+    pub(crate) fn is_closing(&self, port: Number) -> bool {
+        self.closing.contains(&port)
     }
 
     /// The ports that are taken, in order.

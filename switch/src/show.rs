@@ -226,7 +226,7 @@ impl Switchboard {
     /// # Errors
     /// There is no such port, or it is closed where it was opened.
     pub fn close(&self, port: Number) -> Result<(), String> {
-        let roster = locked(&self.roster);
+        let mut roster = locked(&self.roster);
         match roster.holder(port) {
             None => return Err(format!("there is no port {port}")),
             Some(holder) if holder.way == UPLINK => {
@@ -242,6 +242,7 @@ impl Switchboard {
             Some(_) => {}
         }
         // With the lock: who takes the number again must not be closed.
+        roster.close(port);
         self.line.send(Change::Close(port));
         Ok(())
     }

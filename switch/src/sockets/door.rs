@@ -273,11 +273,8 @@ impl Porter {
         let id = self.next;
         self.next += 1;
         self.ports.insert(port, Client { id, pair });
-        self.line.send(Change::Add {
-            port,
-            link,
-            losses: self.told.of(id),
-        });
+        let losses = self.told.of(id);
+        board::add(&self.open.roster, &self.line, port, link, losses);
     }
 
     /// Looks which names there are in the directory of pairs.

@@ -367,11 +367,8 @@ impl Porter {
         );
         self.ports.insert(port, id);
         // Before the answer: what the client sends then is forwarded.
-        self.line.send(Change::Add {
-            port,
-            link: Box::new(link),
-            losses: self.told.of(id),
-        });
+        let losses = self.told.of(id);
+        board::add(&self.open.roster, &self.line, port, Box::new(link), losses);
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match send(&session.socket, &answer, flags) {
             Ok(count) if count == answer.len() => Ok(()),

@@ -472,11 +472,8 @@ impl Porter {
             "{name}: port {port}: a vhost-user front-end of user {}, {peer}",
             peer.uid
         );
-        self.line.send(Change::Add {
-            port,
-            link: Box::new(rings),
-            losses: self.told.of(id),
-        });
+        let losses = self.told.of(id);
+        board::add(&self.open.roster, &self.line, port, Box::new(rings), losses);
         if self.homes.len() >= MAX_HOMES {
             self.homes.clear();
         }
