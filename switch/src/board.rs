@@ -34,6 +34,14 @@ pub struct Asked {
     told: Option<Told>,
 }
 
+/// A switch that was asked to say when all is done that was asked of it before.
+#[derive(Debug)]
+pub struct Settling {
+    from: Receiver<()>,
+    until: Instant,
+    is_done: bool,
+}
+
 impl Switchboard {
     /// Takes a port whose frames go through rings: the wanted one, or the first that is free. A
     /// `grant` says what it may and may not, before its first frame comes or goes.
@@ -107,6 +115,39 @@ impl Switchboard {
             until: Instant::now() + PATIENCE,
             told: None,
         }
+    }
+
+    /// Asks it to say when all is done that was asked before.
+    pub fn settle(&self) -> Settling {
+        let (reply, from) = channel();
+        self.line.send(Change::Settle(reply));
+        Settling {
+            from,
+            until: Instant::now() + PATIENCE,
+            is_done: false,
+        }
+    }
+}
+
+impl Settling {
+    /// True when it has said so, or is not to be waited for any longer; looks at most until `until`.
+    pub fn is_over(&mut self, until: Instant) -> bool {
+        if self.is_done {
+            return true;
+        }
+        let patience = until.saturating_duration_since(Instant::now());
+        match self.from.recv_timeout(patience) {
+            Ok(()) => self.is_done = true,
+            // It is gone, and its ports with it.
+            Err(RecvTimeoutError::Disconnected) => self.is_done = true,
+            Err(RecvTimeoutError::Timeout) => return Instant::now() >= self.until,
+        }
+        true
+    }
+
+    /// Whether it has said so.
+    pub fn is_done(&self) -> bool {
+        self.is_done
     }
 }
 

@@ -54,6 +54,8 @@ pub(crate) enum Change {
     Direct(Number, Option<Place>),
     /// How is it?
     Tell(Sender<Told>),
+    /// Is all done that was asked for before?
+    Settle(Sender<()>),
     /// A lane has found something of this guest's that it does not do, or has failed at it.
     Refer {
         port: Number,

@@ -71,7 +71,7 @@ mod uplink;
 mod vde;
 mod vhost;
 
-pub use board::{Asked, Switchboard, check_grant};
+pub use board::{Asked, Settling, Switchboard, check_grant};
 pub use config::{SwitchConfig, VdeConfig};
 pub use entrances::{EntranceChange, Gone};
 pub use porter::Access;

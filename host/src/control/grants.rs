@@ -23,6 +23,7 @@ use super::session::Over;
 use super::waiting::{Then, Whom};
 use crate::hub::grant::{Change, Given, kind_name};
 use crate::hub::policy::Policy;
+use crate::hub::switch::Expelled;
 use crate::hub::terms::SendTerms;
 use crate::hub::{NewGrant, Peer, Refusal, Revoked, Step};
 use crate::reload::Difference;
@@ -143,10 +144,12 @@ impl Control {
                 let mut owed = Vec::new();
                 let all = ports.into_iter().map(|port| (port, what)).collect();
                 self.take_ports(whom.token, all, REVOKED, &mut owed);
-                if what == Revoked::WHOLE {
-                    self.hub.close_entered(&revoke.whose);
-                }
-                Ok(Step::after(owed, |_, heard| Step::done_if(heard)))
+                let closing = match what {
+                    Revoked::WHOLE => self.hub.close_entered(&revoke.whose),
+                    _ => Expelled::default(),
+                };
+                let step = Step::after(owed, |_, heard| Step::done_if(heard));
+                Ok(closing.then(step))
             });
         self.carry_on(whom, step)
     }
@@ -279,7 +282,7 @@ impl Control {
                 verdicts.len()
             );
         }
-        self.adopt_policy(policy);
+        let closing = self.adopt_policy(policy);
         if let What::File(reload) = &regrant.what {
             self.set_back_ends(&reload.config.backends);
         }
@@ -317,8 +320,8 @@ impl Control {
             What::File(reload) => self.exchange_sources(whom.token, *reload, &mut owed),
         };
         // What the threads were told is done in any case.
-        let step = Step::finally(self.hub.regrant(grants, owed), end);
-        self.carry_on(whom, Ok(step))
+        let step = closing.then(self.hub.regrant(grants, owed));
+        self.carry_on(whom, Ok(Step::finally(step, end)))
     }
 
     /// Ends the ports of a VM that was attached again and may not have them any more as they are.
@@ -407,9 +410,10 @@ impl Control {
     }
 
     /// Uses other grants from now on.
-    fn adopt_policy(&mut self, policy: Policy) {
-        self.hub.admit_by(&self.policy, &policy);
+    fn adopt_policy(&mut self, policy: Policy) -> Expelled {
+        let closing = self.hub.admit_by(&self.policy, &policy);
         self.policy = policy;
+        closing
     }
 
     /// Whether there is something to take.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use vnplug_os::privileges::user_name;
 use vnplug_ring::control::{Counted, Device, HOST_PREFIX, Message, Open, Segments, Whose, code};
 use vnplug_switch::forward::MAX_PORTS;
-use vnplug_switch::{Asked, Holder, Shown, Switchboard};
+use vnplug_switch::{Asked, Holder, Settling, Shown, Switchboard};
 
 use super::asking::Asks;
 use super::plan::PortPlan;
@@ -103,29 +103,37 @@ impl Hub {
         }
     }
 
-    /// Closes the ports of switches that came by an entrance, and that an operator means.
-    pub(crate) fn close_entered(&self, whose: &Whose) {
+    /// Closes the ports of switches that came by an entrance, and that an operator means: the switches that have to do it.
+    pub(crate) fn close_entered(&self, whose: &Whose) -> Expelled {
         match whose {
             Whose::User(uid) => {
                 let owner = user_name(*uid);
-                for (_, board) in self.switches() {
-                    close_entered(board, |_, holder| holder.owner == owner);
-                }
+                let switches = self.switches();
+                let closing = switches.filter_map(|(source, board)| {
+                    close_entered(source, board, |_, holder| holder.owner == owner)
+                });
+                Expelled(closing.collect())
             }
             Whose::Source(name) => {
                 let named = self.find(name).ok();
-                let board = named.and_then(|it| self.sources[it.source].board.as_ref());
-                if let (Some(named), Some(board)) = (named, board) {
-                    close_entered(board, |port, _| named.port.is_none_or(|only| port == only));
-                }
+                let closing = named.and_then(|named| {
+                    let source = &self.sources[named.source];
+                    let is_meant =
+                        |port: NonZeroU16, _: &Holder| named.port.is_none_or(|only| port == only);
+                    close_entered(source, source.board.as_ref()?, is_meant)
+                });
+                Expelled(closing.into_iter().collect())
             }
-            Whose::Port(_) | Whose::Vm(_) | Whose::Group(_) | Whose::Channels { .. } => {}
+            Whose::Port(_) | Whose::Vm(_) | Whose::Group(_) | Whose::Channels { .. } => {
+                Expelled::default()
+            }
         }
     }
 
     /// Lets users join switches by other grants. Those that are there by an entrance, and would not be let in so
-    /// again, are closed.
-    pub(crate) fn admit_by(&self, before: &Policy, after: &Policy) {
+    /// again, are closed: the switches that have to do it.
+    pub(crate) fn admit_by(&self, before: &Policy, after: &Policy) -> Expelled {
+        let mut closing = Expelled::default();
         for (source, board) in self.switches() {
             let grants = |policy: &Policy| {
                 let joiners = policy.joiners(&source.name);
@@ -144,12 +152,13 @@ impl Hub {
                 let own = grants.iter().find(|it| user_name(it.uid) == owner);
                 Some(own.map(|it| it.settings.clone()))
             };
-            close_entered(board, |_, holder| {
+            closing.0.extend(close_entered(source, board, |_, holder| {
                 let owner = &holder.owner;
                 let now = settings(&after, owner).unwrap_or_default();
                 !holder.is_trusted && (now.is_none() || Some(now) != settings(&before, owner))
-            });
+            }));
         }
+        closing
     }
 
     /// Frees a port's port of the switch, when nothing goes through its rings any more.
@@ -262,11 +271,62 @@ impl Hub {
 }
 
 /// Closes those ports of a switch that did not come by rings.
-fn close_entered(board: &Switchboard, is_meant: impl Fn(NonZeroU16, &Holder) -> bool) {
+fn close_entered(
+    source: &Source,
+    board: &Switchboard,
+    is_meant: impl Fn(NonZeroU16, &Holder) -> bool,
+) -> Option<(String, Settling)> {
+    let mut has_closed = false;
     for (port, holder) in board.holders() {
         // Uplinks are the configuration's, and rings are ports of the hub.
         if holder.way != "ring" && is_meant(port, &holder) && board.close(port.get()).is_ok() {
+            has_closed = true;
             log::info!(target: "control", "an operator closes port {port} of {}", holder.owner);
+        }
+    }
+    has_closed.then(|| (source.name.clone(), board.settle()))
+}
+
+/// Switches that were told to close ports.
+#[derive(Default)]
+pub(crate) struct Expelled(Vec<(String, Settling)>);
+
+impl Expelled {
+    /// Goes on with a request when the switches have closed the ports.
+    pub(crate) fn then(self, step: Step) -> Step {
+        match self.0.is_empty() {
+            true => step,
+            false => Step::Asks(Box::new(Expelling {
+                switches: self.0,
+                then: step,
+            })),
+        }
+    }
+}
+
+/// A request that goes on when switches have closed ports.
+struct Expelling {
+    switches: Vec<(String, Settling)>,
+    then: Step,
+}
+
+impl Asks for Expelling {
+    fn is_over(&mut self, until: Instant) -> bool {
+        let over = self.switches.iter_mut().map(|(_, it)| it.is_over(until));
+        over.fold(true, |all, over| all & over)
+    }
+
+    fn go_on(self: Box<Self>, _: &mut Hub) -> Step {
+        let silent = self.switches.into_iter().find(|(_, it)| !it.is_done());
+        match silent {
+            None => self.then,
+            Some((name, _)) => {
+                let what = format!(
+                    "switch {name:?} does not answer; what was asked for is done when it goes on"
+                );
+                // The rest is done in any case.
+                Step::finally(self.then, Err(Refusal::new(code::UNAVAILABLE, what)))
+            }
         }
     }
 }

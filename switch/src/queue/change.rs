@@ -70,6 +70,9 @@ impl Switch {
                 // Nobody waits any more, if it fails.
                 let _ = reply.send(self.told());
             }
+            Change::Settle(reply) => {
+                let _ = reply.send(());
+            }
             Change::Refer {
                 port,
                 guest,
