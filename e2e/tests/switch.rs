@@ -327,6 +327,46 @@ fn a_port_with_rings_is_given_frames_of_the_wire_where_its_settings_say_so() {
 }
 
 #[test]
+fn the_console_answers_the_terminals_of_vde() {
+    let lab = Lab::new().unwrap();
+    let [dir, console] = ["lan0.ctl", "lan0.mgmt"].map(|it| lab.dir().join(it));
+    let spec = format!("lan0,vde={},mgmt={}", dir.display(), console.display());
+    let _daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
+    let _station = Station::by_vde(&lab, &dir, "10.0.3.9").unwrap();
+    let mut unixterm = Command::new("unixterm");
+    unixterm.arg(&console);
+    // It wants a terminal.
+    let mut vdeterm = Command::new("script");
+    let command = format!("vdeterm {}", console.display());
+    vdeterm.args(["-q", "-c", &command, "/dev/null"]);
+    for (name, command, enter) in [("unixterm", unixterm, "\n"), ("vdeterm", vdeterm, "\r")] {
+        let mut terminal = Running::start(command, &lab, name).unwrap();
+        let mut types = |line: &str| terminal.says(&format!("{line}{enter}")).unwrap();
+        let out = lab.dir().join(format!("{name}.out"));
+        let says = |words: &str, times: usize| {
+            eventually(&format!("{name}: {words}, {times} times"), || {
+                std::fs::read_to_string(&out).is_ok_and(|said| said.matches(words).count() >= times)
+            });
+        };
+        says("VDE switch V.2", 1);
+        // One after the other: vdeterm sends no ends of lines, and shows no numbers.
+        for (line, answer, times) in [
+            ("vlan/create 77", "Success", 1),
+            ("vlan/print 77", "VLAN 0077", 1),
+            ("port/print 1", "Port 0001 untagged_vlan=0000 ACTIVE", 1),
+            ("port/print 55", "No such device or address", 1),
+            ("vlan/remove 77", "Success", 4),
+            ("vlan/print 77", "No such device or address", 2),
+        ] {
+            types(line);
+            says(answer, times);
+        }
+        types("logout");
+        eventually(&format!("{name} ends"), || terminal.status().is_some());
+    }
+}
+
+#[test]
 fn what_makes_no_sense_on_a_switch_is_refused_by_name() {
     let lab = Lab::new().unwrap();
     let args = [

@@ -15,6 +15,7 @@ use crate::forward::{MAX_PORTS, Number};
 use crate::roster::{Holder, locked};
 use crate::settings::PortSettings;
 use crate::table::{Entry, Key};
+use crate::vde::request::MAX_REQUEST;
 
 /// A person's connection.
 #[derive(Debug, Default)]
@@ -127,19 +128,27 @@ pub(super) fn greeting() -> String {
 }
 
 impl Console {
-    /// The whole lines that are there now.
+    /// The commands that are there now. What came at once is whole, as for `vde_switch`: `vdeterm` sends no ends of lines. Only
+    /// what fills a read may go on in the next.
     pub(super) fn lines(&mut self, bytes: &[u8]) -> Vec<String> {
         self.line.extend_from_slice(bytes);
         let mut lines = Vec::new();
         while let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.line.drain(..=end).collect();
-            lines.push(String::from_utf8_lossy(&line).trim().to_owned());
+            lines.push(command(&line));
+        }
+        if bytes.len() < MAX_REQUEST && !self.line.is_empty() {
+            lines.push(command(&std::mem::take(&mut self.line)));
         }
         if self.line.len() > MAX_LINE {
             self.line.clear();
         }
         lines
     }
+}
+
+fn command(line: &[u8]) -> String {
+    String::from_utf8_lossy(line).trim().to_owned()
 }
 
 /// Answers a command.

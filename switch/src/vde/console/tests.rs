@@ -3,14 +3,21 @@
 use super::*;
 
 #[test]
-fn lines_come_in_parts_and_an_endless_one_is_forgotten() {
+fn what_comes_at_once_is_whole_unless_it_fills_a_read_and_an_endless_line_is_forgotten() {
     let mut console = Console::default();
-    assert!(console.lines(b"port/pr").is_empty());
-    assert_eq!(console.lines(b"int\r\nhelp\n"), ["port/print", "help"]);
+    assert_eq!(console.lines(b"port/print"), ["port/print"]);
+    assert_eq!(
+        console.lines(b"port/print\r\nhelp\n"),
+        ["port/print", "help"]
+    );
+    let long = [&b"help\n"[..], &[b'x'; MAX_REQUEST - 5]].concat();
+    assert_eq!(console.lines(&long), ["help"]);
+    let rest = "x".repeat(MAX_REQUEST - 5);
+    assert_eq!(console.lines(b"y\n"), [format!("{rest}y")]);
     for _ in 0..100 {
-        console.lines(&[b'x'; 100]);
+        assert!(console.lines(&[b'x'; MAX_REQUEST]).is_empty());
+        assert!(console.line.len() <= MAX_LINE);
     }
-    assert!(console.line.len() <= MAX_LINE);
 }
 
 #[test]
