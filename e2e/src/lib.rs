@@ -36,6 +36,7 @@ pub mod containers;
 pub mod daemon;
 pub mod demo;
 mod disk;
+pub mod ends;
 mod error;
 pub mod groups;
 mod guest;

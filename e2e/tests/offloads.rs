@@ -6,89 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use vnplug_e2e::daemon::{Daemon, value};
-use vnplug_e2e::station::{Running, Station, content};
+use vnplug_e2e::ends::{End, files, ran};
+use vnplug_e2e::station::{Running, Station};
 use vnplug_e2e::sums::Capture;
 use vnplug_e2e::{Guest, Image, Lab, Netns, Uml, UmlConfig};
-use vnplug_testing::{PATIENCE, eventually};
-
-fn ran(guest: &Guest, command: &str) -> String {
-    let done = guest.run(command, PATIENCE).unwrap();
-    assert!(done.success(), "{command}: {}", done.text());
-    done.text().to_owned()
-}
-
-/// A machine, with the servers that run in it.
-enum End<'a> {
-    /// With busybox.
-    Guest(&'a Guest),
-    /// With Python and curl.
-    Host(
-        &'a Netns,
-        #[expect(dead_code, reason = "it serves")] Running,
-    ),
-}
-
-impl<'a> End<'a> {
-    /// One that serves what is in this directory.
-    fn guest(guest: &'a Guest, www: &Path) -> Self {
-        ran(guest, "mkdir -p /tmp/www");
-        for name in ["bulk", "small"] {
-            let to = format!("/tmp/www/{name}");
-            guest.push(&www.join(name), &to, PATIENCE).unwrap();
-        }
-        ran(guest, "httpd -p 7000 -h /tmp/www");
-        Self::Guest(guest)
-    }
-
-    fn host(netns: &'a Netns, lab: &Lab, www: &Path) -> Self {
-        let mut server = netns.command("python3");
-        server.args(["-m", "http.server", "7000", "-d"]).arg(www);
-        let server = Running::start(server, lab, &format!("http-{}", netns.name())).unwrap();
-        eventually("it serves", || {
-            netns
-                .exec(&["curl", "-sf", "http://127.0.0.1:7000/small"])
-                .is_ok()
-        });
-        Self::Host(netns, server)
-    }
-
-    fn runs(&self, command: &str) -> String {
-        match self {
-            Self::Guest(guest) => ran(guest, command),
-            Self::Host(netns, _) => netns.exec(&["sh", "-c", command]).unwrap(),
-        }
-    }
-
-    /// The sum of what it gets of an address.
-    fn sum_from(&self, address: &str) -> String {
-        let get = match self {
-            Self::Guest(_) => "wget -q -O -",
-            Self::Host(..) => "curl -sf --max-time 60",
-        };
-        let sum = self.runs(&format!("{get} http://{address}:7000/bulk | sha256sum"));
-        sum.trim().to_owned()
-    }
-
-    /// Gets the small file so many times, by a connection each; the sum of all.
-    fn sum_of_small(&self, address: &str, count: u32) -> String {
-        let url = format!("http://{address}:7000/small");
-        let get = match self {
-            Self::Guest(_) => {
-                format!("for at in $(seq {count}); do wget -q -O - {url}; done")
-            }
-            // This server closes after each.
-            Self::Host(..) => format!("curl -sf --max-time 60 '{url}?[1-{count}]'"),
-        };
-        self.runs(&format!("{get} | sha256sum")).trim().to_owned()
-    }
-}
+use vnplug_testing::eventually;
 
 /// What all of them serve; the sums of the large file, and of many of the small one.
 fn www(lab: &Lab, bulk: usize) -> (PathBuf, String, String) {
-    let dir = lab.dir().join("www");
-    std::fs::create_dir(&dir).unwrap();
-    std::fs::write(dir.join("bulk"), content(bulk)).unwrap();
-    std::fs::write(dir.join("small"), content(3000)).unwrap();
+    let dir = files(lab, bulk).unwrap();
     let sum = |command: String| {
         let output = Command::new("sh").args(["-c", &command]).output().unwrap();
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
@@ -190,8 +116,8 @@ fn what_programs_fetch_is_whole_and_all_checksums_are_right_with_each_set_of_off
     ]
     .map(|(address, more)| Station::by_nic(&lab, &daemon, "lan0", address, more).unwrap());
     let (www, sum, _) = www(&lab, 1 << 20);
-    let host = |netns| End::host(netns, &lab, &www);
-    let guest = (End::guest(&guest, &www), "10.77.8.2");
+    let host = |netns| End::host(netns, &lab, &www).unwrap();
+    let guest = (End::guest(&guest, &www).unwrap(), "10.77.8.2");
     let far_end = (host(&far), "10.77.8.1");
     let vde = (host(&vde.netns), vde.address.as_str());
     let nics = [0, 1, 2].map(|at| (host(&nics[at].netns), nics[at].address.as_str()));
@@ -283,9 +209,9 @@ fn what_programs_fetch_is_whole_when_frames_are_lost_and_come_in_another_order()
     }
     ran(&guest, "echo 1 >/proc/sys/net/ipv4/tcp_ecn");
     let (www, sum, small) = www(&lab, 1 << 20);
-    let guest_end = (End::guest(&guest, &www), "10.77.9.2");
-    let far_end = (End::host(&far, &lab, &www), "10.77.9.1");
-    let nic_end = (End::host(&nic.netns, &lab, &www), "10.77.9.3");
+    let guest_end = (End::guest(&guest, &www).unwrap(), "10.77.9.2");
+    let far_end = (End::host(&far, &lab, &www).unwrap(), "10.77.9.1");
+    let nic_end = (End::host(&nic.netns, &lab, &www).unwrap(), "10.77.9.3");
     let lossy = [
         "loss=1% seed=1",
         "delay=1ms jitter=1ms reorder=yes seed=2",

@@ -7,15 +7,10 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 
 use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_e2e::ends::ran;
 use vnplug_e2e::station::{Running, Station, content};
-use vnplug_e2e::{Guest, Image, Lab, Netns, Uml, UmlConfig};
+use vnplug_e2e::{Image, Lab, Netns, Uml, UmlConfig};
 use vnplug_testing::{PATIENCE, eventually};
-
-fn ran(guest: &Guest, command: &str) -> String {
-    let done = guest.run(command, PATIENCE).unwrap();
-    assert!(done.success(), "{command}: {}", done.text());
-    done.text().to_owned()
-}
 
 /// Servers of both programs in a namespace; rsync's has this directory.
 fn serve(netns: &Netns, lab: &Lab, dir: &Path) -> [Running; 2] {

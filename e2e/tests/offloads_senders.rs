@@ -5,16 +5,11 @@
 use std::path::Path;
 
 use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_e2e::ends::ran;
 use vnplug_e2e::station::{Running, Station, content};
 use vnplug_e2e::sums::Capture;
-use vnplug_e2e::{Guest, Image, Lab, Netns, Uml, UmlConfig};
+use vnplug_e2e::{Image, Lab, Netns, Uml, UmlConfig};
 use vnplug_testing::{PATIENCE, eventually};
-
-fn ran(guest: &Guest, command: &str) -> String {
-    let done = guest.run(command, PATIENCE).unwrap();
-    assert!(done.success(), "{command}: {}", done.text());
-    done.text().to_owned()
-}
 
 fn count(daemon: &Daemon, name: &str) -> u64 {
     let counters = daemon.counters();

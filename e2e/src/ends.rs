@@ -1,0 +1,114 @@
+//! Machines that fetch files from each other by HTTP: guests with busybox, namespaces with Python and curl.
+
+use std::path::{Path, PathBuf};
+
+use vnplug_testing::{PATIENCE, eventually};
+
+use crate::error::{LabError, Result};
+use crate::station::{Running, content};
+use crate::{Guest, Lab, Netns};
+
+/// A machine, with the server that runs in it.
+#[derive(Debug)]
+pub enum End<'a> {
+    /// With busybox.
+    Guest(&'a Guest),
+    /// With Python and curl.
+    Host(&'a Netns, Running),
+}
+
+impl<'a> End<'a> {
+    /// One that serves what is in this directory, of [`files`].
+    ///
+    /// # Errors
+    /// The lab's.
+    pub fn guest(guest: &'a Guest, www: &Path) -> Result<Self> {
+        ran(guest, "mkdir -p /tmp/www");
+        for name in ["bulk", "small"] {
+            let to = format!("/tmp/www/{name}");
+            guest.push(&www.join(name), &to, PATIENCE)?;
+        }
+        ran(guest, "httpd -p 7000 -h /tmp/www");
+        Ok(Self::Guest(guest))
+    }
+
+    /// As [`guest`](Self::guest), in a namespace.
+    ///
+    /// # Errors
+    /// The lab's.
+    pub fn host(netns: &'a Netns, lab: &Lab, www: &Path) -> Result<Self> {
+        let mut server = netns.command("python3");
+        server.args(["-m", "http.server", "7000", "-d"]).arg(www);
+        let server = Running::start(server, lab, &format!("http-{}", netns.name()))?;
+        eventually("it serves", || {
+            netns
+                .exec(&["curl", "-sf", "http://127.0.0.1:7000/small"])
+                .is_ok()
+        });
+        Ok(Self::Host(netns, server))
+    }
+
+    /// What a command prints there.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn runs(&self, command: &str) -> String {
+        match self {
+            Self::Guest(guest) => ran(guest, command),
+            Self::Host(netns, _) => {
+                let said = netns.exec(&["sh", "-c", command]);
+                said.unwrap_or_else(|error| panic!("{command}: {error}"))
+            }
+        }
+    }
+
+    /// The sum of the large file that it gets of an address.
+    #[must_use]
+    pub fn sum_from(&self, address: &str) -> String {
+        let get = match self {
+            Self::Guest(_) => "wget -q -O -",
+            Self::Host(..) => "curl -sf --max-time 60",
+        };
+        let sum = self.runs(&format!("{get} http://{address}:7000/bulk | sha256sum"));
+        sum.trim().to_owned()
+    }
+
+    /// Gets the small file so many times, by a connection each; the sum of all.
+    #[must_use]
+    pub fn sum_of_small(&self, address: &str, count: u32) -> String {
+        let url = format!("http://{address}:7000/small");
+        let get = match self {
+            Self::Guest(_) => {
+                format!("for at in $(seq {count}); do wget -q -O - {url}; done")
+            }
+            // This server closes after each.
+            Self::Host(..) => format!("curl -sf --max-time 60 '{url}?[1-{count}]'"),
+        };
+        self.runs(&format!("{get} | sha256sum")).trim().to_owned()
+    }
+}
+
+/// The directory that all serve: `bulk`, of so many bytes, and `small`.
+///
+/// # Errors
+/// The system's.
+pub fn files(lab: &Lab, bulk: usize) -> Result<PathBuf> {
+    let dir = lab.dir().join("www");
+    let what = || LabError::io("make what is served");
+    std::fs::create_dir(&dir).map_err(what())?;
+    for (name, len) in [("bulk", bulk), ("small", 3_000)] {
+        std::fs::write(dir.join(name), content(len)).map_err(what())?;
+    }
+    Ok(dir)
+}
+
+/// What a command prints in a guest.
+///
+/// # Panics
+/// If it fails.
+pub fn ran(guest: &Guest, command: &str) -> String {
+    let done = guest.run(command, PATIENCE);
+    let done = done.unwrap_or_else(|error| panic!("{command}: {error}"));
+    assert!(done.success(), "{command}: {}", done.text());
+    done.text().to_owned()
+}
