@@ -12,6 +12,7 @@ pub mod intake;
 mod libpcap;
 pub mod names;
 pub mod object;
+pub mod offloads;
 pub mod pcap;
 pub mod pcapng;
 pub mod quic;
