@@ -272,28 +272,39 @@ fn a_user_mode_linux_joins_by_packets_of_a_socket() {
 }
 
 #[test]
-fn a_user_mode_linux_that_is_attached_has_a_card_on_the_switch() {
+fn a_user_mode_linux_that_is_attached_has_a_card_on_each_switch() {
     let lab = Lab::new().unwrap();
-    let daemon = daemon(&lab);
-    let station = Station::by_nic(&lab, &daemon, "lan0", "10.77.4.1", &[]).unwrap();
+    let path = |name: &str| lab.dir().join(name).display().to_string();
+    let (bess, vhost) = (path("lan0.bess"), path("lan1.vhost"));
+    let specs = [format!("lan0,bess={bess}"), format!("lan1,vhost={vhost}")];
+    let args = ["--switch", &specs[0], "--switch", &specs[1]];
+    let daemon = Daemon::start(&lab, None, &args).unwrap();
+    let [one, two] = [("lan0", "10.77.4.1"), ("lan1", "10.77.5.1")].map(|(switch, address)| {
+        let station = Station::by_nic(&lab, &daemon, switch, address, &[]);
+        station.unwrap()
+    });
     // The command, and the guest with it, ends with the lab.
     let aside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
     let (vnplug, socket) = (program("vnplug").unwrap(), daemon.socket());
     let by = [vnplug, "--socket".into(), socket].map(|it| it.display().to_string());
-    let attach = ["attach", "uml", "--name", "u", "--nic", "lan0", "--"];
+    let attach = ["attach", "uml", "--name", "u"];
+    let nics = ["--nic", "lan0", "--nic", "lan1", "--"];
     let words = aside.iter().copied().chain(by.iter().map(String::as_str));
     let config = UmlConfig {
-        starter: words.chain(attach).map(str::to_owned).collect(),
+        starter: words.chain(attach).chain(nics).map(str::to_owned).collect(),
+        image: Image::default().module("virtio_net"),
         ..UmlConfig::default()
     };
     let guest = Uml::boot(&lab, config).unwrap();
-    ok(
-        &guest,
-        "ip addr add 10.77.4.2/24 dev vec0 && ip link set vec0 up",
-    );
-    ok(&guest, "ping -c 3 10.77.4.1");
-    assert!(station.pings("10.77.4.2"));
-    bulk(&guest, &station, &content(2 << 20));
+    for (card, address, station) in [("vec0", "10.77.4.2", &one), ("eth0", "10.77.5.2", &two)] {
+        let up = format!("ip addr add {address}/24 dev {card} && ip link set {card} up");
+        ok(&guest, &up);
+        ok(&guest, &format!("ping -c 3 {}", station.address));
+        assert!(station.pings(address), "{card}");
+        bulk(&guest, station, &content(2 << 20));
+    }
+    let (_, shown) = daemon.vnplug(&["switch", "show", "lan1"]);
+    assert!(shown.contains("vhost-user"), "{shown}");
     daemon.audit();
 }
 

@@ -208,9 +208,16 @@ fn jumbo_frames_pass_and_what_the_interface_cannot_carry_is_counted() {
     }
 }
 
-/// A frame with a tag of VLAN 7, priority 5.
-fn tagged(to: u8, from: u8, len: usize) -> Vec<u8> {
-    let mut frame = vec![2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x81, 0, 0xa0, 7];
+/// A tag of VLAN 7, priority 5, alone and within one of a provider (IEEE 802.1ad).
+const TAGS: [&[u8]; 2] = [
+    &[0x81, 0, 0xa0, 7],
+    &[0x88, 0xa8, 0x60, 9, 0x81, 0, 0xa0, 7],
+];
+
+/// A frame with tags.
+fn tagged(tags: &[u8], to: u8, from: u8, len: usize) -> Vec<u8> {
+    let mut frame = vec![2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from];
+    frame.extend(tags);
     frame.extend([0x88, 0xb5]);
     frame.extend(content(len - frame.len()));
     frame
@@ -239,19 +246,21 @@ fn tags_stay_and_nothing_that_left_comes_back() {
         let options = there.port("far0").filter("vlan");
         let mut far = options.transmit(1 << 20).open().unwrap();
         let mut here = daemon.port("host:lan0").join().open().unwrap();
-        for (len, number) in [(60, 1), (1518, 2)] {
-            let frame = tagged(0xee, number, len);
+        // Linux sends a tag beyond the MTU, if it is an 802.1Q one.
+        for (len, number) in [(60, 1), (1518, 2), (60, 3), (1514, 4)] {
+            let tags = TAGS[usize::from(number > 2)];
+            let frame = tagged(tags, 0xee, number, len);
             assert!(far.send(&frame).unwrap());
             assert_eq!(next(&mut here), frame, "{kind}: in");
-            let frame = tagged(0xef, number + 10, len);
+            let frame = tagged(tags, 0xef, number + 10, len);
             assert!(here.send(&frame).unwrap());
             assert_eq!(next(&mut far), frame, "{kind}: out");
         }
-        // Each entered once: two by the uplink, two by the ring.
+        // Each entered once: four by the uplink, four by the ring.
         let counters = daemon.audit();
         let lan0 = counted(&counters, "source");
         let counts = ["uplink_entered", "entered", "flooded", "moves"].map(|it| value(lan0, it));
-        assert_eq!(counts, [2, 4, 4, 0], "{kind}");
+        assert_eq!(counts, [4, 8, 8, 0], "{kind}");
     }
 }
 
@@ -265,18 +274,25 @@ fn the_port_waits_for_its_interface_and_survives_it() {
         "{log}"
     );
     let nic = Station::by_nic(&site.lab, &daemon, "lan0", "10.9.0.4", &[]).unwrap();
-    let ports = || of_switch(&daemon, "switch_ports");
-    eventually("both ports are there", || ports() == 2);
+    eventually("both ports are there", || {
+        of_switch(&daemon, "switch_ports") == 2
+    });
     assert!(!pings(&nic.netns, FAR, &["-c", "1", "-W", "1"]));
     assert!(of_switch(&daemon, "out_dropped_gone") > 0);
     assert_eq!(of_switch(&daemon, "uplinks_up"), 0);
+    comes_and_goes(&site, &daemon, &nic, &[true, false, true, false]);
+    assert!(of_switch(&daemon, "uplink_rebinds") >= 3);
+}
+
+/// The uplink's interface is deleted and made again, or goes down and up; each time the far end answers, and the port stays.
+fn comes_and_goes(site: &Site, daemon: &Daemon, nic: &Station, deleted: &[bool]) {
     let is_up = |number: u64| {
         eventually("its state is told", || {
-            of_switch(&daemon, "uplinks_up") == number
+            of_switch(daemon, "uplinks_up") == number
         })
     };
-    for deleted in [true, false, true, false] {
-        if deleted {
+    for deleted in deleted {
+        if *deleted {
             let _ = site.here.ip(&["link", "delete", "up0"]);
             is_up(0);
             site.wire();
@@ -290,9 +306,22 @@ fn the_port_waits_for_its_interface_and_survives_it() {
         let _ = nic.netns.ip(&["neigh", "flush", "dev", "vn0"]);
         eventually("the far end answers", || nic.pings(FAR));
     }
-    assert_eq!(ports(), 2);
-    assert!(of_switch(&daemon, "uplink_rebinds") >= 3);
+    assert_eq!(of_switch(daemon, "switch_ports"), 2);
     daemon.audit();
+}
+
+#[test]
+fn an_uplink_by_xdp_survives_its_interface_and_is_refused_without_one() {
+    let site = Site::new();
+    let switch = ["--switch", "lan0,uplink=up0/af_xdp"];
+    let refused = Daemon::start(&site.lab, Some(&site.here), &switch).err();
+    let said = refused.map(|error| error.to_string()).unwrap_or_default();
+    assert!(said.contains("no interface \"up0\" here"), "{said}");
+    site.wire();
+    let daemon = site.daemon("lan0,uplink=up0/af_xdp");
+    let nic = Station::by_nic(&site.lab, &daemon, "lan0", "10.9.0.4", &[]).unwrap();
+    assert!(nic.pings(FAR));
+    comes_and_goes(&site, &daemon, &nic, &[false, true, false]);
 }
 
 #[test]
