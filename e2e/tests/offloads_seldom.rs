@@ -14,6 +14,7 @@ use rustix::net::sockopt::{
 };
 use rustix::net::{SendFlags, send};
 use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_e2e::ends::ran;
 use vnplug_e2e::station::{Station, content};
 use vnplug_e2e::sums::Capture;
 use vnplug_e2e::{Guest, Image, Job, Lab, Uml, UmlConfig};
@@ -62,18 +63,13 @@ impl Site {
             "echo '4096 4194304 8388608' >/proc/sys/net/ipv4/tcp_rmem",
             "route add -net 10.77.8.0 netmask 255.255.255.0 window 200000 dev eth0",
         ] {
-            site.ran(command);
+            ran(&site.guest, command);
         }
         assert!(site.far.pings(GUEST));
         let sent = lab_file(&site.lab, "sent");
         std::fs::write(&sent, &site.bytes).unwrap();
         site.guest.push(&sent, "/tmp/sent", PATIENCE).unwrap();
         site
-    }
-
-    fn ran(&self, command: &str) {
-        let done = self.guest.run(command, PATIENCE).unwrap();
-        assert!(done.success(), "{command}: {}", done.text());
     }
 
     fn count(&self, name: &str) -> u64 {
@@ -129,7 +125,11 @@ impl Site {
             set_tcp_keepintvl(stream, Duration::from_secs(1)).unwrap();
             set_socket_keepalive(stream, true).unwrap();
             // What is written has to be acknowledged first.
-            sleep(2 * PAUSE);
+            eventually("all is acknowledged", || {
+                let said = self.far.netns.exec(&["ss", "-Htn", "dst", GUEST]).unwrap();
+                said.split_whitespace().nth(2) == Some("0")
+            });
+            sleep(PAUSE);
         });
     }
 
@@ -146,7 +146,14 @@ impl Site {
         set_socket_recv_buffer_size(&listener, 64 << 10).unwrap();
         let command = format!("nc {FAR} 7000 </tmp/sent");
         let job = self.guest.spawn(&command).unwrap();
-        let (mut stream, _) = listener.accept().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let mut accepted = None;
+        eventually("the guest connects", || {
+            accepted = listener.accept().ok();
+            accepted.is_some()
+        });
+        let (mut stream, _) = accepted.unwrap();
+        stream.set_nonblocking(false).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         sleep(PAUSE);
         let mut came = vec![0; LEN];

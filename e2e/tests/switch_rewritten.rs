@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use vnplug::{Next, Port};
 use vnplug_e2e::Lab;
+use vnplug_e2e::beside::Ends;
 use vnplug_e2e::daemon::{Daemon, counted, value};
 use vnplug_e2e::raw::{Raw, open};
 use vnplug_ring::control::{Message, Open};
@@ -87,6 +88,7 @@ fn a_frame_goes_where_its_bytes_say_although_its_sender_writes_others_meanwhile(
     let mut kicks = UnixStream::from(fds[3].try_clone().unwrap());
     let over = AtomicBool::new(false);
     std::thread::scope(|threads| {
+        let _over = Ends([&over; 2]);
         threads.spawn(|| rewrite(&region, &over));
         let deadline = Deadline::new("all are sent");
         let mut sent = 0;

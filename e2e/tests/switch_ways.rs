@@ -3,12 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::process::Command;
-use std::thread::sleep;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
+use vnplug_e2e::beside::Ends;
 use vnplug_e2e::daemon::{Daemon, counted, value};
 use vnplug_e2e::ends::{End, files, ran};
-use vnplug_e2e::station::{Station, module_environment};
+use vnplug_e2e::station::{Running, Station, module_environment};
 use vnplug_e2e::{Guest, Image, Lab, Netns, Qemu, QemuConfig, Uml, UmlConfig};
 use vnplug_testing::eventually;
 
@@ -105,32 +106,47 @@ fn each_end_has_what_each_other_serves_whichever_way_it_came_in_and_whoever_is_k
 
     // A machine is killed while it sends and receives; then another, of another kind, and what holds an interface.
     let fetches = |by: &str, from: &str| {
-        format!("while true; do {by} http://{from}:7000/bulk >/dev/null || sleep 0.1; done")
-    };
-    let to_far = |from: &str| {
-        let mut loops = far.command("sh");
-        loops.args(["-c", &fetches("curl -sf -m 60", from)]);
-        loops.spawn().unwrap()
+        format!(
+            "for at in $(seq 1000); do {by} http://{from}:7000/bulk >/dev/null || sleep 0.1; done"
+        )
     };
     let busy = |guest: &Guest| {
         let _job = guest.spawn(&fetches("wget -q -O -", FAR)).unwrap();
     };
     let mut left = 7;
     let mut killed = |what: &str, address: &str, kill: &mut dyn FnMut()| {
-        let mut fetcher = to_far(address);
-        let moved = || (count("entered"), count("forwarded"));
-        let before = moved();
-        sleep(Duration::from_millis(300));
-        assert!(moved().0 > before.0 + 100, "{what}: the control");
-        kill();
-        left -= 1;
-        eventually(&format!("{what}: its port is gone"), || {
-            count("switch_ports") == left
+        // It ends its shell and what that runs.
+        let mut fetcher = far.command("timeout");
+        fetcher.args(["300", "sh", "-c", &fetches("curl -sf -m 60", address)]);
+        let mut fetcher = Running::start(fetcher, &lab, what).unwrap();
+        let before = count("entered");
+        eventually("frames of it come and go", || {
+            count("entered") > before + 1000
         });
-        fetcher.kill().unwrap();
-        fetcher.wait().unwrap();
-        for (own, other) in [(1, 2), (2, 0), (0, 1)] {
-            assert_eq!(ends[own].1.sum_from(ends[other].0), sum, "beside {what}");
+        let over = AtomicBool::new(false);
+        left -= 1;
+        let (own, other) = (&ends[1].1, ends[2].0);
+        let meanwhile = thread::scope(|threads| {
+            let _over = Ends([&over; 2]);
+            let fetches = threads.spawn(|| {
+                let mut times = 0;
+                while !over.load(Ordering::Relaxed) {
+                    assert_eq!(own.sum_from(other), sum, "beside {what}");
+                    times += 1;
+                }
+                times
+            });
+            kill();
+            eventually(&format!("{what}: its port is gone"), || {
+                count("switch_ports") == left
+            });
+            over.store(true, Ordering::Relaxed);
+            fetches.join().unwrap()
+        });
+        assert!(meanwhile > 0, "{what}");
+        fetcher.finish();
+        for (own, other) in [(1, 0), (0, 2)] {
+            assert_eq!(ends[own].1.sum_from(ends[other].0), sum, "after {what}");
         }
         daemon.audit();
     };
@@ -138,7 +154,7 @@ fn each_end_has_what_each_other_serves_whichever_way_it_came_in_and_whoever_is_k
     killed("vhost-user", "10.77.6.5", &mut || by_vhost.kill());
     busy(&by_bess);
     killed("bess", "10.77.6.6", &mut || by_bess.kill());
-    killed("vnplug nic", "10.77.6.4", &mut || nic.cable.kill());
+    killed("vnplug-nic", "10.77.6.4", &mut || nic.cable.kill());
     busy(&by_dgram);
     killed("dgram", "10.77.6.7", &mut || by_dgram.kill());
 }
