@@ -1,9 +1,11 @@
 //! `vnplug agent`: serves the applications of a guest.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use vnplug::agent::{self, AgentConfig, AgentDevice};
+use vnplug::agent::{self, AgentConfig, AgentDevice, Hears, Standing};
+use vnplug_os::service::Manager;
 
 use crate::failure::{OK, Outcome};
 use crate::sys;
@@ -19,6 +21,9 @@ Examples:
 
 Finds the memory and the channel that `vnplug attach` plugged in, also when they come later, and
 listens on the socket that applications here use. Ends at SIGTERM or Ctrl-C.
+
+A service manager (Type=notify) hears that it is ready when applications can connect: a guest's start does not wait
+for its host. `systemctl status` says whether that answers.
 
 A doorbell (`vnplug attach qemu --doorbell N`) wakes readers by interrupts. It needs the module
 vfio-pci here and a VM with -device intel-iommu,intremap=on; without, it is said why, and readers
@@ -53,13 +58,33 @@ impl Agent {
             (None, None) => AgentDevice::Search,
             (memory, channel) => AgentDevice::Paths { memory, channel },
         };
+        let manager = Arc::new(Manager::here());
         agent::run(AgentConfig {
             socket: socket.to_owned(),
             group: self.group,
             device,
             doorbell: self.doorbell == Doorbell::Auto,
             stop: Some(sys::signals_as_fd()?),
+            hears: Some(hears(Arc::clone(&manager))),
         })?;
+        manager.say_stopping();
         Ok(OK)
     }
+}
+
+/// Tells the service manager: with the first word the agent is ready.
+fn hears(manager: Arc<Manager>) -> Hears {
+    let mut is_ready = false;
+    Hears(Box::new(move |standing| {
+        let status = match standing {
+            Standing::Connected => "Serving applications, connected to the host",
+            Standing::Waiting => {
+                "Waiting for the host: nothing is plugged in, or its daemon is away"
+            }
+        };
+        match std::mem::replace(&mut is_ready, true) {
+            false => manager.say_ready(status),
+            true => manager.say_status(status),
+        }
+    }))
 }

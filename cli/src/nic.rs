@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use vnplug::{Port, PortOptions};
 use vnplug_frame::aggregate::MAX_SEGMENTS;
+use vnplug_os::service::Manager;
 use vnplug_sandbox::interface::cable::{Cable, Taken, Unguarded};
 use vnplug_sandbox::interface::{Tap, TapPlan, in_netns};
 
@@ -137,7 +138,11 @@ impl NicArgs {
             start: Instant::now(),
         };
         sys::catch_signals();
+        let manager = Manager::here();
+        let name = nic.cable.tap().name();
+        manager.say_ready(&format!("{name} is a port of {}", port.device()));
         let driven = self.drive(&mut nic, &mut port);
+        manager.say_stopping();
         // The totals come whatever ended it.
         nic.cable.end();
         nic.tell(&port, self.json, true)?;

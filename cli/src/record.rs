@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use vnplug::{Port, PortOptions};
 use vnplug_frame::capfile::write::Interface;
+use vnplug_os::service::Manager;
 use vnplug_store::disk::{Buffer, Disk, Real, make_directory};
 use vnplug_store::name;
 use vnplug_store::record::{Quota, Recorder, Session, Settings, Source};
@@ -165,12 +166,11 @@ impl Record {
         let remote = recorder.remote();
         let mut session = Session::new(ports, recorder);
         let ledger = std::sync::Arc::clone(session.recorder().ledger());
-        out::note(&format!(
-            "recording since {}: {} to {}",
-            name::time(ledger.status().run.since_ns),
-            self.sources.join(", "),
-            self.place(),
-        ));
+        let what = format!("{} to {}", self.sources.join(", "), self.place());
+        let since = name::time(ledger.status().run.since_ns);
+        out::note(&format!("recording since {since}: {what}"));
+        let manager = Manager::here();
+        manager.say_ready(&format!("Recording {what}"));
         let mut reports = report::Reports::new(self.report);
         let end = self.seconds.map(|seconds| Instant::now() + seconds);
         let mut stopped = false;
@@ -183,6 +183,7 @@ impl Record {
             stopped |= sys::stop().is_some() || end.is_some_and(|end| now >= end);
             stopped
         });
+        manager.say_stopping();
         let waiting = || {
             let status = ledger.status();
             let waits = counted(status.buffered, "packet");

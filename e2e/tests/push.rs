@@ -114,7 +114,7 @@ fn qemus_guest_agent_installs_ours_and_starts_it() {
     assert_eq!(in_guest("cat /run/systemctl"), "enable --now vnplug-agent");
     let unit = in_guest("cat /etc/systemd/system/vnplug-agent.service");
     assert!(
-        unit.contains("ExecStart=/usr/local/bin/vnplug agent"),
+        unit.contains("ExecStart=/usr/local/bin/vnplug agent") && unit.contains("Type=simple"),
         "{unit}"
     );
 

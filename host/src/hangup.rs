@@ -29,21 +29,16 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// # Errors
 /// The system's.
 pub(crate) fn start(hangup: OwnedFd, socket: PathBuf, manager: Arc<Manager>) -> io::Result<()> {
-    let tell = move |what: &str| {
-        if let Err(error) = manager.say(what) {
-            log::debug!(target: "control", "{what:?} did not reach the service manager: {error}");
-        }
-    };
     let serve = move || {
         while hears(&hangup).is_ok() {
             log::info!(target: "control", "SIGHUP: the configuration is read again");
             let now = clock_gettime(ClockId::Monotonic);
             let now_us = now.tv_sec * 1_000_000 + now.tv_nsec / 1_000;
-            tell(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}"));
+            manager.tell(format_args!("RELOADING=1\nMONOTONIC_USEC={now_us}"));
             if let Err(error) = ask_again(&socket) {
                 log::error!(target: "control", "SIGHUP: {error}");
             }
-            tell("READY=1\nSTATUS=Serving");
+            manager.say_ready("Serving");
         }
     };
     let thread = std::thread::Builder::new().name("vnplug-hangup".into());

@@ -10,7 +10,6 @@
 //!
 //! It waits for nobody: it sleeps, reads words that others write, and logs.
 
-use std::fmt::Display;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -74,7 +73,7 @@ impl Watch {
             .spawn(move || {
                 watch(&termination, &own, &manager);
                 // Before others end, and the process with them.
-                tell(&manager, "STOPPING=1");
+                manager.say_stopping();
                 event::ring(&theirs);
                 std::thread::sleep(ENDING);
                 let left = threads().join(", ");
@@ -126,15 +125,15 @@ fn watch(termination: &OwnedFd, all: &Watch, manager: &Manager) {
                 drop(watched);
                 if hang != told {
                     match hang.is_empty() {
-                        true => tell(manager, "STATUS=Serving"),
-                        false => tell(manager, format_args!("STATUS={} hangs", hang.join(", "))),
+                        true => manager.say_status("Serving"),
+                        false => manager.say_status(&format!("{} hangs", hang.join(", "))),
                     }
                 }
                 if let Some(dog) = &mut dog
                     && hang.is_empty()
                     && dog.fed.elapsed() >= dog.every.saturating_sub(LOOK)
                 {
-                    tell(manager, "WATCHDOG=1");
+                    manager.tell("WATCHDOG=1");
                     dog.fed = Instant::now();
                 }
                 told = hang;
@@ -151,13 +150,6 @@ fn watch(termination: &OwnedFd, all: &Watch, manager: &Manager) {
 struct Dog {
     every: Duration,
     fed: Instant,
-}
-
-/// Tells the service manager; it may not be there any more, and nothing depends on it.
-fn tell(manager: &Manager, what: impl Display) {
-    if let Err(error) = manager.say(&what) {
-        log::debug!(target: "control", "{what} did not reach the service manager: {error}");
-    }
 }
 
 impl Thread {

@@ -93,6 +93,23 @@ impl Manager {
         }
     }
 
+    /// Says what the process does now.
+    pub fn say_status(&self, status: &str) {
+        self.tell(format_args!("STATUS={}", one_line(status)));
+    }
+
+    /// Says that the process is about to end, and takes the time that it needs for that.
+    pub fn say_stopping(&self) {
+        self.tell("STOPPING=1");
+    }
+
+    /// Says something on which nothing depends: the log has it if nobody heard it.
+    pub fn tell(&self, lines: impl Display) {
+        if let Err(error) = self.say(&lines) {
+            log::debug!("{lines} did not reach the service manager: {error}");
+        }
+    }
+
     /// As [`say`](Self::say), with a descriptor.
     pub(crate) fn send(&self, lines: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let Some((socket, address)) = &self.to else {
@@ -261,9 +278,15 @@ mod tests {
         };
         manager.say_ready("x\nMAINPID=1");
         assert_eq!(heard(), "READY=1\nSTATUS=x MAINPID=1");
+        manager.say_status("\ry");
+        assert_eq!(heard(), "STATUS= y");
+        manager.say_stopping();
+        assert_eq!(heard(), "STOPPING=1");
         // Nobody hears it any more, which is no harm.
         drop(hears);
         manager.say_ready("z");
+        manager.say_status("z");
+        manager.say_stopping();
     }
 
     #[test]

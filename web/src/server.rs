@@ -26,6 +26,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use vnplug_os::service::Manager;
 
 use crate::api::{self, Refusal};
 use crate::ask::Asked;
@@ -93,6 +94,7 @@ pub(crate) fn run(settings: Settings) -> io::Result<()> {
         let (files, stamps) = settings.files.clone();
         let site = site(settings);
         let table = Arc::new(connections::Table::default());
+        Manager::here().say_ready(&format!("Serving {scheme}://{address}/"));
         let watched = (Arc::clone(&site), Arc::clone(&table));
         tokio::spawn(trust::watch(files, stamps, tls.clone(), watched));
         connections::serve(listener, tls, table, routes(site), (HEAD, CONNECTIONS)).await;

@@ -12,6 +12,7 @@ use std::time::Instant;
 use clap::Args;
 use serde_json::{Value, json};
 use vnplug::{Packet, Port};
+use vnplug_os::service::Manager;
 use vnplug_sandbox::interface::cut::Cutter;
 use vnplug_sandbox::interface::tally::{Reason, Tally};
 use vnplug_sandbox::interface::{LinkCounters, Tap, TapPlan, header, queue_of};
@@ -121,7 +122,10 @@ impl TapArgs {
             before_daemon: BeforeDaemon::default(),
         };
         sys::catch_signals();
+        let manager = Manager::here();
+        manager.say_ready(&format!("{} receives {}", sink.tap.name(), port.device()));
         let driven = self.port.drive(&mut port, &mut sink);
+        manager.say_stopping();
         // The totals come whatever ended it.
         sink.before_daemon.ask(&mut port);
         sink.summary(&port)?;

@@ -47,6 +47,7 @@ mod serve;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
@@ -68,6 +69,26 @@ pub struct AgentConfig {
     pub doorbell: bool,
     /// The agent returns when this descriptor becomes readable or its other end closes.
     pub stop: Option<OwnedFd>,
+    /// Who is told how it stands.
+    pub hears: Option<Hears>,
+}
+
+/// How the agent stands with its host. Applications can connect either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// The host's daemon answers: applications are served.
+    Connected,
+    /// Nothing is plugged in, or nobody answers: applications are told to come again.
+    Waiting,
+}
+
+/// Hears how the agent stands: first when applications can connect, then at each change. The agent waits for it.
+pub struct Hears(pub Box<dyn FnMut(Standing) + Send>);
+
+impl fmt::Debug for Hears {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hears")
+    }
 }
 
 /// Where the memory and the channel are.
@@ -102,6 +123,7 @@ impl Default for AgentConfig {
             device: AgentDevice::Search,
             doorbell: true,
             stop: None,
+            hears: None,
         }
     }
 }

@@ -10,7 +10,6 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use vnplug_ring::control::Message;
 
-use super::AgentConfig;
 use super::accept::listen;
 use super::app::App;
 use super::arena::Handed;
@@ -24,6 +23,7 @@ use super::phase::Phase;
 use super::plugged::AwaitedPort;
 use super::plugs;
 use super::relay::{Pending, PortEntry};
+use super::{AgentConfig, Standing};
 use crate::connection::timespec;
 use crate::error::Error;
 
@@ -39,6 +39,8 @@ pub(super) struct Agent {
     /// The listener is out of the epoll instance until then, for want of descriptors.
     pub(super) deaf_until: Option<Instant>,
     pub(super) phase: Phase,
+    /// How it stood when it was told last.
+    told_standing: Option<Standing>,
     /// The memory that was found last cannot be mapped here.
     pub(super) is_locked_down: bool,
     /// When the host was told so.
@@ -101,6 +103,7 @@ impl Agent {
             listener,
             deaf_until: None,
             phase: Phase::Searching,
+            told_standing: None,
             is_locked_down: false,
             told_at: None,
             held_at: Instant::now(),
@@ -148,6 +151,7 @@ impl Agent {
             if now >= self.tick_at {
                 self.tick();
             }
+            self.tell_standing();
             if self.deaf_until.is_some_and(|until| now >= until) {
                 self.deaf_until = None;
                 self.watch(&self.listener, LISTENER)?;
@@ -183,6 +187,20 @@ impl Agent {
                     kick if kick >> 32 == KICK >> 32 => self.kicked(kick as u32),
                     app => self.serve(app as u32, event.flags),
                 }
+            }
+        }
+    }
+
+    /// Tells how it stands, if that is not what was told.
+    pub(super) fn tell_standing(&mut self) {
+        let standing = match self.phase {
+            Phase::Up => Standing::Connected,
+            Phase::Searching | Phase::Silent | Phase::Greeting => Standing::Waiting,
+        };
+        if self.told_standing != Some(standing) {
+            self.told_standing = Some(standing);
+            if let Some(hears) = &mut self.config.hears {
+                (hears.0)(standing);
             }
         }
     }

@@ -1,10 +1,12 @@
 //! When the agent takes the host for alive, without any host.
 
+use std::sync::{Arc, Mutex};
+
 use vnplug_ring::control::{Header, Message, VERSION, code};
 
 use super::phase::Phase;
 use super::serve::Agent;
-use super::{AgentConfig, AgentDevice};
+use super::{AgentConfig, AgentDevice, Hears, Standing};
 
 /// An agent that knows its host, and has no channel.
 fn up(name: &str) -> Agent {
@@ -15,6 +17,7 @@ fn up(name: &str) -> Agent {
         device: AgentDevice::default(),
         doorbell: false,
         stop: None,
+        hears: None,
     };
     let mut agent = Agent::new(config).unwrap();
     agent.phase = Phase::Up;
@@ -61,4 +64,24 @@ fn a_late_answer_counts_and_a_refusal_says_that_the_host_is_another() {
     agent.host_says(&header(first), Message::Error { code, text });
     assert_eq!(agent.phase, Phase::Greeting);
     assert!(agent.probes.is_empty());
+}
+
+#[test]
+fn how_it_stands_is_told_at_once_and_when_that_changes() {
+    let mut agent = up("stands");
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let own = Arc::clone(&told);
+    let hear = move |standing| own.lock().unwrap().push(standing);
+    agent.config.hears = Some(Hears(Box::new(hear)));
+    for (phase, standing) in [
+        (Phase::Searching, Standing::Waiting),
+        (Phase::Up, Standing::Connected),
+        (Phase::Greeting, Standing::Waiting),
+    ] {
+        agent.phase = phase;
+        agent.tell_standing();
+        assert_eq!(std::mem::take(&mut *told.lock().unwrap()), [standing]);
+        agent.tell_standing();
+        assert_eq!(*told.lock().unwrap(), []);
+    }
 }

@@ -5,12 +5,13 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};
-use vnplug::agent::{AgentConfig, AgentDevice, run};
+use vnplug::agent::{AgentConfig, AgentDevice, Hears, Standing, run};
 use vnplug::{Bundle, Client, Error, FilterSpec, Next, Port, PortOptions, Ready, VmKind, VmSpec};
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
 use vnplug_ring::control::{Message, Role, code};
@@ -26,6 +27,8 @@ struct Guest {
     pool: OwnedFd,
     channel: UnixStream,
     agent: Option<(OwnedFd, JoinHandle<Result<(), Error>>)>,
+    /// How it stood, as it told.
+    stands: Arc<Mutex<Vec<Standing>>>,
 }
 
 impl Guest {
@@ -41,6 +44,7 @@ impl Guest {
             pool,
             channel,
             agent: None,
+            stands: Arc::default(),
         };
         guest.start();
         guest
@@ -56,6 +60,10 @@ impl Guest {
                 channel: self.channel.try_clone().unwrap().into(),
             },
             stop: Some(stopped),
+            hears: Some(Hears(Box::new({
+                let stands = Arc::clone(&self.stands);
+                move |standing| stands.lock().unwrap().push(standing)
+            }))),
             ..AgentConfig::default()
         };
         self.agent = Some((stop, std::thread::spawn(|| run(config))));
@@ -149,6 +157,15 @@ fn an_application_reads_the_pool_and_is_woken_over_the_channel() {
     let mut client = Client::connect_to(&guest.socket()).unwrap();
     assert_eq!(client.devices().unwrap()[0].name, "host:eth0");
     assert!(client.server().starts_with("vnplug agent"));
+}
+
+#[test]
+fn an_agent_tells_that_its_host_answers() {
+    let guest = Guest::new("agent-stands");
+    let port = guest.open();
+    let stands = [Standing::Waiting, Standing::Connected];
+    assert_eq!(*guest.stands.lock().unwrap(), stands);
+    drop(port);
 }
 
 #[test]

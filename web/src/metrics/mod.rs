@@ -27,6 +27,7 @@ use axum::routing::get;
 use clap::Parser;
 use tokio::net::TcpListener;
 use vnplug::DEFAULT_SOCKET;
+use vnplug_os::service::Manager;
 
 use crate::api::Refusal;
 use crate::ask::Asked;
@@ -112,6 +113,7 @@ fn serve(arguments: Arguments) -> Result<(), String> {
         let address = listener.local_addr().map_err(failed)?;
         // Whoever closed stdout does not want to know.
         let _ = writeln!(io::stdout(), "{NAME}: http://{address}/metrics");
+        Manager::here().say_ready(&format!("Serving http://{address}/metrics"));
         let table = Arc::default();
         let limits = (HEAD, CONNECTIONS);
         connections::serve(listener, None, table, routes(shared), limits).await;

@@ -19,6 +19,8 @@ mod page;
 #[cfg(test)]
 mod picture;
 #[cfg(test)]
+mod services;
+#[cfg(test)]
 mod support;
 #[cfg(test)]
 mod users;

@@ -134,12 +134,18 @@ fn start(guest: &mut Guest, there: &Found, is_same: bool) -> Result<&'static str
     let is_same = format!("is_same={}\n", u8::from(is_same));
     if there.is("systemd") {
         guest.run("mkdir -p /etc/systemd/system")?;
-        guest.write("/etc/systemd/system/.vnplug-agent.new", UNIT)?;
+        guest.write("/etc/systemd/system/.vnplug-agent.new", unit().as_bytes())?;
         guest.run(&(is_same + SERVE))?;
         return Ok("the agent runs as vnplug-agent.service");
     }
     guest.run(&(is_same + START))?;
     Ok("the agent runs, until the guest ends: it has no systemd that would start it again")
+}
+
+/// The unit for the guest. Program and unit are two files, and each host that attaches the guest writes its own, or what
+/// --guest-program names: systemd would end an older program again and again that never says that it is ready.
+fn unit() -> String {
+    UNIT.replacen(NOTIFY, SIMPLE, 1)
 }
 
 /// What the guest says of itself.
@@ -175,7 +181,11 @@ const NEEDED: [&str; 6] = [
 ];
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 const PROGRAM: &str = "/usr/local/bin/vnplug";
-const UNIT: &[u8] = include_bytes!("../../../../dist/vnplug-agent.service");
+const UNIT: &str = include_str!("../../../../dist/vnplug-agent.service");
+/// Its line that has systemd wait until the agent says that it is ready, and what is written in its place.
+const NOTIFY: &str = "\nType=notify\n";
+const SIMPLE: &str =
+    "\n# The program beside it may be an older one, which does not say that it is ready.\nType=simple\n";
 const SERVE: &str = "cd /etc/systemd/system
 if [ $is_same = 1 ] && cmp -s .vnplug-agent.new vnplug-agent.service; then
     rm .vnplug-agent.new && systemctl enable --now vnplug-agent
@@ -204,6 +214,17 @@ for unit in /lib /usr/lib; do [ ! -e $unit/systemd/system/vnplug-agent.service ]
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_older_program_can_serve_under_the_unit_that_is_written() {
+        // The control: the package's waits for what such a program does not say.
+        let types = |unit: &str| -> Vec<String> {
+            let lines = unit.lines().filter(|line| line.starts_with("Type="));
+            lines.map(str::to_owned).collect()
+        };
+        assert_eq!(types(UNIT), ["Type=notify"]);
+        assert_eq!(types(&unit()), ["Type=simple"]);
+    }
 
     #[test]
     fn the_mode_in_brackets_is_the_one_that_is_so() {
