@@ -6,9 +6,11 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Parser};
-use vnplug::{Client, Device, PortOptions};
+use rustix::io::Errno;
+use vnplug::{Client, Device, Error, PortOptions};
 
 use crate::capture::dump::Dump;
 use crate::extract::Extract;
@@ -199,12 +201,21 @@ fn translated<T: Args>(words: Vec<OsString>) -> Result<T, Failure> {
     }
 }
 
+/// The daemon's or agent's devices. Wireshark's window stands still meanwhile, so nobody is waited for long.
+fn devices(socket: &Path) -> Result<Vec<Device>, Error> {
+    Client::connect_to_within(socket, PATIENCE)?.devices()
+}
+
 /// Every device that can be named in Wireshark's lines. Without a daemon there is none, which is no
-/// error: Wireshark asks at each start.
+/// error: Wireshark asks at each start. One that is there and does not answer, or refuses, is told of.
 fn list(socket: &Path) -> Outcome {
-    let asked = Client::connect_to(socket).and_then(|mut client| client.devices());
-    let devices = asked.unwrap_or_else(|error| {
-        log::info!("no devices: {error}");
+    let devices = devices(socket).unwrap_or_else(|error| {
+        let is_away = matches!(&error, Error::Unreachable { errno, .. } if *errno != Errno::AGAIN);
+        let level = match is_away {
+            true => log::Level::Info,
+            false => log::Level::Warn,
+        };
+        log::log!(level, "no devices: {error}");
         Vec::new()
     });
     out::raw(&interfaces(&devices))?;
@@ -227,7 +238,7 @@ fn interfaces(devices: &[Device]) -> String {
 }
 
 fn dlts(device: &str, socket: &Path) -> Outcome {
-    let devices = Client::connect_to(socket)?.devices()?;
+    let devices = devices(socket)?;
     let found = devices.iter().find(|one| one.name == device);
     let found = found.ok_or_else(|| Failure::about(device, "no such device; see `vnplug list`"))?;
     let number = found.link_type;
@@ -256,8 +267,12 @@ arg {{number=3}}{{call=--socket}}{{display=Socket}}{{tooltip=Of the daemon or th
     )
 }
 
-/// Says on standard output what is wrong with a filter, and nothing if it is good.
+/// Says on standard output what is wrong with a filter, or with who would judge it, and nothing if it is good.
 fn check(device: &str, filter: &str, socket: &Path) -> Outcome {
+    if let Err(error) = devices(socket) {
+        out::line(&text::escape(&error.to_string()))?;
+        return Ok(OK);
+    }
     let options = PortOptions::new(device).socket(socket).enabled(false);
     if let Err(error) = options.filter(filter).ring_bytes(4096).open() {
         out::line(&text::escape(&error.to_string()))?;
@@ -274,6 +289,8 @@ fn plain(text: &str) -> String {
     text::escape(text).replace(['{', '}'], "_")
 }
 
+/// How long a daemon may take that lives.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Before the names of devices, so that they are no interfaces of the host.
 const PREFIX: &str = "vnplug-";
 /// The interface that stands for recordings; no device is called so, for theirs have a hyphen.

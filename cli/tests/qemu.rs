@@ -3,13 +3,14 @@
 mod support;
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, ChildStdout, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use serde_json::json;
 use support::{Daemon, Qemu, finish, q35, run, vnplug};
+use vnplug_os::socket::connect_within;
 use vnplug_ring::control::{Counted, Message, VmKind, code};
 use vnplug_testing::{Deadline, TestDir, until};
 
@@ -490,4 +491,35 @@ fn a_daemon_that_refuses_changes_nothing_and_its_words_are_escaped() {
     let command = vnplug(&nobody, &["attach", "qemu", "--name", "a", "--qmp", qmp]);
     let (code, _, err) = run(command);
     assert!(code == 1 && err.contains("start the daemon"), "{err}");
+}
+
+#[test]
+fn a_qemu_whose_monitor_is_not_to_be_had_is_not_gone() {
+    let lab = Lab::new(&["-M", "pc"]);
+    lab.ok("attach", &[]);
+    let path = lab.scratch.path("full");
+    let listener = UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let dial = || connect_within(&path, Duration::ZERO);
+    let waiting: Vec<_> = std::iter::from_fn(|| dial().ok()).take(16).collect();
+    let qmp = path.to_str().unwrap();
+    let detach = || {
+        let words = ["detach", "qemu", "--name", "probe", "--gone", "--qmp", qmp];
+        run(vnplug(&lab.daemon.socket, &words))
+    };
+    let (code, _, err) = detach();
+    assert!(
+        code == 1 && err.contains("others hold this monitor"),
+        "{err}"
+    );
+    assert_eq!(lab.daemon.vms(), ["probe"]);
+    // The control: nobody listens there any more.
+    drop((listener, waiting));
+    let (code, out, err) = detach();
+    assert_eq!(
+        (code, out.as_str()),
+        (0, "probe: has ended, and is forgotten\n"),
+        "{err}"
+    );
+    assert_eq!(lab.daemon.vms(), [""; 0]);
 }

@@ -104,6 +104,14 @@ impl std::fmt::Display for Error {
             Self::Unreachable { path, .. } if is_no_socket(path) => {
                 write!(f, "{} is not a socket; give the daemon's", path.display())
             }
+            Self::Unreachable {
+                path,
+                errno: Errno::AGAIN,
+            } => write!(
+                f,
+                "{} takes no connections: whoever listens there hangs, or has too many",
+                path.display()
+            ),
             Self::Unreachable { path, errno } => write!(
                 f,
                 "nobody listens on {} ({errno}): on a host start the daemon (vnplugd --source \

@@ -1,5 +1,6 @@
 //! `vnplug detach qemu`: what was plugged goes, when the guest lets go of it.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use clap::Args;
@@ -51,7 +52,14 @@ impl Detach {
         }
         let name = &self.name;
         let mut monitor = match self.monitor.open() {
-            Err(MonitorError::Connect(..)) if self.gone => {
+            // One that hangs, or may not be asked, is not gone.
+            Err(MonitorError::Connect(_, error))
+                if self.gone
+                    && matches!(
+                        error.kind(),
+                        ErrorKind::NotFound | ErrorKind::ConnectionRefused
+                    ) =>
+            {
                 return match attach::forget(&mut connect()?, name, 0)? {
                     true => out::line(&format!("{name}: has ended, and is forgotten")).map(|()| OK),
                     false => Ok(OK),

@@ -141,6 +141,7 @@ impl std::fmt::Display for MonitorError {
                     io::ErrorKind::PermissionDenied => {
                         "; run this as root or as the user that QEMU runs as"
                     }
+                    io::ErrorKind::TimedOut => "; others hold this monitor or wait for it",
                     _ => "",
                 })
             }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 use vnplug::{Peer, peer_of};
+use vnplug_os::socket::connect_within;
 
 use super::access::{self, Owner};
 use super::lines::Lines;
@@ -35,8 +36,8 @@ impl Qmp {
     /// # Errors
     /// [`MonitorError`]; its text says what to do.
     pub(crate) fn connect(path: &Path, limit: Duration) -> Result<Self, MonitorError> {
-        let stream =
-            UnixStream::connect(path).map_err(|error| MonitorError::Connect(path.into(), error))?;
+        let stream = connect_within(path, limit)
+            .map_err(|error| MonitorError::Connect(path.into(), error))?;
         let mut qmp = Self {
             lines: Lines::new(stream),
             events: VecDeque::new(),

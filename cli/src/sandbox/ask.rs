@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
+use vnplug_os::socket::connect_within;
 use vnplug_sandbox::ask::{Answer, Life, socket, terminal};
 
 use crate::failure::{self, Failure, Outcome};
@@ -39,8 +41,8 @@ pub(super) struct Ask {
 impl Ask {
     pub(super) fn run(self) -> Outcome {
         let path = self.socket()?;
-        let stream =
-            UnixStream::connect(&path).map_err(|error| Failure::about(path.display(), error))?;
+        let stream = connect_within(&path, PATIENCE)
+            .map_err(|error| Failure::about(path.display(), error))?;
         let lines = BufReader::new(stream.try_clone()?).lines();
         // The oldest question is what an answer without a number is for.
         let open = Arc::new(Mutex::new(BTreeMap::new()));
@@ -95,7 +97,7 @@ impl Ask {
             if path
                 .extension()
                 .is_some_and(|extension| extension == "sock")
-                && UnixStream::connect(&path).is_ok()
+                && listens(&path)
             {
                 found.push(path);
             }
@@ -237,3 +239,14 @@ fn body(text: &str) -> String {
         .replace('>', "&gt;")
         .replace('\\', "\\\\")
 }
+
+/// Whether somebody listens there; who hangs does, too.
+fn listens(path: &Path) -> bool {
+    match connect_within(path, Duration::ZERO) {
+        Ok(_) => true,
+        Err(error) => error.kind() == io::ErrorKind::TimedOut,
+    }
+}
+
+/// How long a sandbox may take to let somebody in.
+const PATIENCE: Duration = Duration::from_secs(2);

@@ -2,13 +2,15 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, socket_with,
+};
 
 use super::app::{App, Hangup};
 use super::closer::{Closer, PeerFd};
@@ -157,7 +159,7 @@ pub(super) fn listen(path: &Path, group: Option<u32>) -> Result<OwnedFd, Error> 
         std::fs::create_dir_all(dir).map_err(system("cannot make the socket's directory"))?;
     }
     if std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
-        if UnixStream::connect(path).is_ok() {
+        if is_served(path) {
             let what = "another agent or daemon listens on the socket";
             return Err(Error::System {
                 what,
@@ -178,6 +180,16 @@ pub(super) fn listen(path: &Path, group: Option<u32>) -> Result<OwnedFd, Error> 
         .set_nonblocking(true)
         .map_err(system("cannot set up the socket"))?;
     Ok(listener.into())
+}
+
+/// Whether somebody listens there. One who hangs does, too: its queue is full, and nobody waits for room in it.
+fn is_served(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let served = SocketAddrUnix::new(path).and_then(|address| {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &address)
+    });
+    matches!(served, Ok(()) | Err(Errno::AGAIN))
 }
 
 /// Connections of one user.

@@ -1,9 +1,15 @@
 //! When the agent takes the host for alive, without any host.
 
-use std::sync::{Arc, Mutex};
+use std::os::unix::net::UnixListener;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
 
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use vnplug_ring::control::{Header, Message, VERSION, code};
+use vnplug_testing::{PATIENCE, TestDir};
 
+use super::accept::listen;
 use super::phase::Phase;
 use super::serve::Agent;
 use super::{AgentConfig, AgentDevice, Hears, Standing};
@@ -84,4 +90,33 @@ fn how_it_stands_is_told_at_once_and_when_that_changes() {
         agent.tell_standing();
         assert_eq!(*told.lock().unwrap(), []);
     }
+}
+
+#[test]
+fn the_socket_of_an_agent_that_hangs_is_not_waited_for_and_not_taken() {
+    let dir = TestDir::new("agent-hung");
+    let path = dir.path("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let address = SocketAddrUnix::new(&path).unwrap();
+    let dial = || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &address).map(|()| socket)
+    };
+    let waiting: Vec<_> = std::iter::from_fn(|| dial().ok()).take(16).collect();
+    // There is no room for one more.
+    assert_eq!(dial().unwrap_err(), Errno::AGAIN);
+    let (tell, told) = mpsc::channel();
+    let own = path.clone();
+    let listens = thread::spawn(move || tell.send(listen(&own, None).map(drop)));
+    let refused = told.recv_timeout(PATIENCE).unwrap().unwrap_err();
+    assert!(
+        refused.to_string().contains("another agent or daemon"),
+        "{refused}"
+    );
+    listens.join().unwrap().unwrap();
+    // The control: that of one which has ended is taken.
+    drop((listener, waiting));
+    listen(&path, None).unwrap();
 }

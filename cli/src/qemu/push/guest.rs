@@ -3,13 +3,13 @@
 //! What answers is the guest: every answer has a limit in time and size, and nothing of it is done here.
 
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use vnplug_os::socket::connect_within;
 
 use crate::failure::Failure;
 use crate::qemu::lines::{Lines, MARK};
@@ -36,9 +36,11 @@ impl Guest {
         let first = u64::from(std::process::id()) << 20;
         // What is sent before the guest's end is open may never arrive there.
         for id in first..first + u64::from(tries) {
-            let stream = UnixStream::connect(path).map_err(|error| {
-                let advice = "-chardev socket,id=qga,path=PATH,server=on,wait=off -device virtio-serial -device virtserialport,chardev=qga,name=org.qemu.guest_agent.0";
-                about(format!("{error}; QEMU makes it by {advice}"))
+            let stream = connect_within(path, TRY_LIMIT).map_err(|error| {
+                about(match error.kind() {
+                    io::ErrorKind::TimedOut => format!("{error}; others hold this channel or wait for it"),
+                    _ => format!("{error}; QEMU makes it by {CHANNEL}"),
+                })
             })?;
             if let Some(lines) = synchronised(Lines::new(stream), id) {
                 return Ok(Self {
@@ -181,6 +183,7 @@ fn synchronised(mut lines: Lines, id: u64) -> Option<Lines> {
     }
 }
 
+const CHANNEL: &str = "-chardev socket,id=qga,path=PATH,server=on,wait=off -device virtio-serial -device virtserialport,chardev=qga,name=org.qemu.guest_agent.0";
 /// Tries for a guest that must answer.
 pub(super) const TRIES: u32 = 4;
 const TRY_LIMIT: Duration = Duration::from_millis(1500);
