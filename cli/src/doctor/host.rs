@@ -93,7 +93,11 @@ fn shared_memory(machine: &Machine) -> Finding {
             "mount -t tmpfs tmpfs /dev/shm",
         );
     };
-    let free = about.f_bavail * about.f_frsize;
+    room(about.f_bavail * about.f_frsize)
+}
+
+/// `free` bytes of shared memory.
+pub(super) fn room(free: u64) -> Finding {
     let text = format!("{} MiB are free in /dev/shm", free >> 20);
     match free >= ENOUGH_SHARED {
         true => Finding::ok(text),

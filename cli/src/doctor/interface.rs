@@ -1,15 +1,16 @@
 //! Checks of a network interface that is, or may become, a source.
 
+use std::io;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use vnplug_os::interface::{self, Spreading};
+use vnplug_os::interface::{self, Link, Spreading};
 
 use super::check::{Check, Finding};
 use super::machine::Machine;
 
-/// Looks at the interface with this name, by any socket.
+/// Asks the kernel about the interface with this name, by any socket, and judges the answer.
 type Look = fn(&UnixDatagram, &str) -> Finding;
 
 pub(super) fn checks(name: &str) -> Vec<Check> {
@@ -24,13 +25,23 @@ pub(super) fn checks(name: &str) -> Vec<Check> {
             }
         })
     };
-    let mut all = vec![check("link", link)];
+    let mut all = vec![check("link", |socket, name| {
+        let speed = interface::speed_mbps(socket, name);
+        link(name, interface::link(socket, name), speed)
+    })];
     let more: [(&str, Look); 5] = [
-        ("merging", merging),
-        ("vlan-tags", vlan_tags),
-        ("ring-size", ring_size),
+        ("merging", |socket, name| {
+            let lro = interface::merges_in_hardware(socket, name);
+            merging(name, interface::merges(socket, name), lro)
+        }),
+        ("vlan-tags", |socket, name| {
+            vlan_tags(name, interface::strips_vlan_tags(socket, name))
+        }),
+        ("ring-size", |socket, name| {
+            ring_size(name, interface::receive_slots(socket, name))
+        }),
         ("rss", rss),
-        ("xdp", xdp),
+        ("xdp", |_, name| xdp(name)),
     ];
     all.extend(more.map(|(what, look)| check(what, look).after(link_check.clone())));
     let interface = name.to_owned();
@@ -42,8 +53,8 @@ pub(super) fn checks(name: &str) -> Vec<Check> {
     all
 }
 
-fn link(socket: &UnixDatagram, name: &str) -> Finding {
-    match interface::link(socket, name) {
+pub(super) fn link(name: &str, told: io::Result<Link>, speed_mbps: Option<u32>) -> Finding {
+    match told {
         Err(error) => Finding::fail(
             format!("there is no interface {name} here: {error}"),
             "ip link    (and: ip netns, if it is elsewhere)",
@@ -56,18 +67,14 @@ fn link(socket: &UnixDatagram, name: &str) -> Finding {
             "look at the cable, and at the other end",
         ),
         Ok(link) => {
-            let speed = interface::speed_mbps(socket, name);
-            let speed = speed.map_or(String::new(), |mbps| format!(", {mbps} Mb/s"));
+            let speed = speed_mbps.map_or(String::new(), |mbps| format!(", {mbps} Mb/s"));
             Finding::ok(format!("up, MTU {}{speed}", link.mtu))
         }
     }
 }
 
-fn merging(socket: &UnixDatagram, name: &str) -> Finding {
-    let (gro, lro) = (
-        interface::merges(socket, name),
-        interface::merges_in_hardware(socket, name),
-    );
+/// `gro`: whether the kernel merges packets; `lro`: whether the NIC does.
+pub(super) fn merging(name: &str, gro: Option<bool>, lro: bool) -> Finding {
     if lro {
         return Finding::warn(
             format!("LRO on {name} merges packets and keeps no trace of how they came"),
@@ -88,8 +95,8 @@ fn merging(socket: &UnixDatagram, name: &str) -> Finding {
     }
 }
 
-fn vlan_tags(socket: &UnixDatagram, name: &str) -> Finding {
-    match interface::strips_vlan_tags(socket, name) {
+pub(super) fn vlan_tags(name: &str, are_stripped: bool) -> Finding {
+    match are_stripped {
         false => Finding::ok("VLAN tags stay in the packets"),
         true => Finding::warn(
             format!("{name} takes VLAN tags out: af_packet puts them back, af_xdp loses them"),
@@ -98,8 +105,9 @@ fn vlan_tags(socket: &UnixDatagram, name: &str) -> Finding {
     }
 }
 
-fn ring_size(socket: &UnixDatagram, name: &str) -> Finding {
-    match interface::receive_slots(socket, name) {
+/// `slots`: how many the NIC's ring has, and could have.
+pub(super) fn ring_size(name: &str, slots: Option<(u32, u32)>) -> Finding {
+    match slots {
         None => Finding::skipped("the driver has no ring, or does not say"),
         Some((now, most)) if now < most => Finding::warn(
             format!(
@@ -166,7 +174,7 @@ pub(super) fn symmetry(name: &str, how: &Spreading, fields: Option<u64>) -> Find
 }
 
 /// Another XDP program takes frames first, and AF_XDP refuses to share.
-fn xdp(_: &UnixDatagram, name: &str) -> Finding {
+fn xdp(name: &str) -> Finding {
     let shown = Command::new("ip")
         .args(["-j", "-d", "link", "show", "dev", name])
         .stdin(Stdio::null())
@@ -176,7 +184,12 @@ fn xdp(_: &UnixDatagram, name: &str) -> Finding {
         Ok(_) => return Finding::skipped("`ip link` does not show it"),
         Err(error) => return Finding::skipped(format!("ip: {error}")),
     };
-    let links: Value = serde_json::from_slice(&shown).unwrap_or_default();
+    programs(name, &shown)
+}
+
+/// `shown`: what `ip -j -d link show` prints.
+pub(super) fn programs(name: &str, shown: &[u8]) -> Finding {
+    let links: Value = serde_json::from_slice(shown).unwrap_or_default();
     let program = &links[0]["xdp"]["prog"];
     match program["id"].as_u64() {
         None => Finding::ok("no XDP program is on it"),

@@ -1,3 +1,5 @@
+mod complaints;
+
 use std::fs;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
