@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -271,7 +271,7 @@ fn a_domain_of_libvirt_is_attached_by_itself_when_the_hook_is_over() {
     call("old", uuid, ["started", "begin"]);
     assert_eq!(said(), "");
     let attach = format!(
-        "attach qemu --libvirt {uuid} --connect qemu:///system --name probe --allow eth1:not port 22\n"
+        "attach qemu --libvirt {uuid} --connect qemu:///system --guest-wait 5m --name probe --allow eth1:not port 22\n"
     );
     eventually("it is attached", || said() == attach);
     // Renamed: the file is the same.
@@ -469,9 +469,157 @@ fn a_file_that_is_wrong_keeps_no_vm_from_starting() {
     call("proxmox-hook", &["100", "pre-stop"]);
     let qmp = lab.dir().join("100.qmp");
     let expected = format!(
-        "attach qemu --qmp {qmp} --name=probe --allow eth1:not port 22 --pool 1M\n\
+        "attach qemu --qmp {qmp} --name=probe --allow eth1:not port 22 --pool 1M --guest-wait 0s\n\
          detach qemu --qmp {qmp} --name probe --timeout 2s --gone\n",
         qmp = qmp.display()
     );
     assert_eq!(fs::read_to_string(&log).unwrap(), expected);
+}
+
+/// Puts a script into the hook's path.
+fn script(lab: &Lab, name: &str, text: &str) {
+    let at = lab.dir().join("bin").join(name);
+    fs::write(&at, format!("#!/bin/sh\n{text}\n")).unwrap();
+    fs::set_permissions(&at, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// A lab with such a `vnplug`, whose words go to `said`, as do the journal's.
+fn played(vnplug: &str) -> Lab {
+    let lab = Lab::new().unwrap();
+    fs::create_dir(lab.dir().join("bin")).unwrap();
+    set_up(
+        &lab,
+        Path::new("fake"),
+        "100",
+        "--guest-agent /run/100.qga\n",
+    );
+    script(&lab, "fake", vnplug);
+    script(&lab, "logger", r#"echo "$@" >>"$LAB/said""#);
+    // The machine's monitor, which nobody asks here.
+    drop(UnixListener::bind(lab.dir().join("100.qmp")).unwrap());
+    lab
+}
+
+/// As Proxmox or libvirt calls it; what it says itself.
+fn call(lab: &Lab, file: &str, words: &[&str], env: &[(&str, &str)]) -> String {
+    let mut hook = hook(lab, file);
+    hook.env("LAB", lab.dir()).envs(env.iter().copied());
+    succeeded(&hook.args(words).output().unwrap())
+}
+
+fn said(lab: &Lab) -> String {
+    fs::read_to_string(lab.dir().join("said")).unwrap_or_default()
+}
+
+/// A daemon that is not told that a machine is gone keeps its memory: somebody has to know.
+#[test]
+fn a_release_that_fails_is_told_and_one_that_was_done_before_is_not() {
+    let lab = played(r#"echo "$SAYS" >&2; exit "$CODE""#);
+    let file = lab.dir().join("vms/100");
+    fs::write(file, "--name \"it's one\"\n").unwrap();
+    let told = |says: &str, code: &str| {
+        let env = [("SAYS", says), ("CODE", code)];
+        call(&lab, "libvirt-hook", &["100", "release", "end", "-"], &env);
+        call(&lab, "proxmox-hook", &["100", "post-stop"], &env);
+        let told = said(&lab);
+        let _ = fs::remove_file(lab.dir().join("said"));
+        told
+    };
+    let away = told("vnplug: nobody listens", "1");
+    let complaints = away.matches("not forgotten: vnplug: nobody listens");
+    assert_eq!(complaints.count(), 2, "{away}");
+    // What is to be typed then, unless it runs again.
+    for typed in [
+        r"vnplug detach qemu --qmp /nonexistent --name 'it'\''s one' --gone",
+        "proxmox-hook' 100 post-stop",
+    ] {
+        assert!(away.contains(typed), "{away}");
+    }
+    assert_eq!(away.matches("If it does not run again: ").count(), 2);
+    assert_eq!(told("", "0"), "");
+}
+
+/// It does not answer at once; who waits longer begins, and ends when the test says so.
+const STARTS_SLOWLY: &str = r#"case $* in
+*'--guest-wait 0s') echo '100: attached'; echo 'no answer yet' >&2; exit 8 ;;
+attach*)
+    echo $$ >"$LAB/waits"
+    echo "$@" >>"$LAB/said"
+    until [ -e "$LAB/answers" ]; do sleep 0.02; done
+    echo 'pushed' ;;
+*) echo "$@" >>"$LAB/said" ;;
+esac"#;
+
+/// Whether a process has not ended.
+fn runs(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+    // Behind the name in brackets.
+    stat.is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+/// A guest has no agent before it has started, and nobody who starts it waits for that.
+#[test]
+fn a_guest_that_starts_slowly_is_waited_for_and_not_by_who_starts_it() {
+    let lab = played(STARTS_SLOWLY);
+    let answers = lab.dir().join("answers");
+    let waits = || fs::read_to_string(lab.dir().join("waits")).unwrap_or_default();
+    let start = |file: &str| {
+        let words: &[&str] = match file {
+            "proxmox-hook" => &["100", "post-start"],
+            _ => &["100", "started", "begin", "-"],
+        };
+        let told = call(&lab, file, words, &[]);
+        eventually("it goes on in the background", || waits().ends_with('\n'));
+        told
+    };
+    for file in ["proxmox-hook", "libvirt-hook"] {
+        let told = start(file);
+        if file == "proxmox-hook" {
+            let words = "100: attached\nno answer yet; the guest is waited for in the background";
+            assert!(told.contains(words), "{told}");
+        }
+        assert!(said(&lab).contains("--guest-wait 5m"), "{}", said(&lab));
+        fs::write(&answers, "").unwrap();
+        eventually("it is done", || said(&lab).contains("100: pushed"));
+        for file in ["answers", "waits", "said"] {
+            fs::remove_file(lab.dir().join(file)).unwrap();
+        }
+    }
+    // A machine that is to stop, or to move, is not plugged into any more.
+    for phase in ["pre-stop", "post-stop", "post-start"] {
+        start("proxmox-hook");
+        let pid = waits();
+        assert!(runs(&pid));
+        fs::remove_file(lab.dir().join("waits")).unwrap();
+        call(&lab, "proxmox-hook", &["100", phase], &[]);
+        assert!(!runs(&pid), "{phase}: {}", said(&lab));
+        let detached = said(&lab).contains("detach qemu");
+        assert_eq!(detached, phase != "post-start", "{}", said(&lab));
+        let _ = fs::remove_file(lab.dir().join("said"));
+    }
+    assert!(!said(&lab).contains("pushed"));
+    call(&lab, "proxmox-hook", &["100", "post-stop"], &[]);
+}
+
+/// What is attached is not attached again because its guest does not take the agent.
+#[test]
+fn what_cannot_be_put_into_a_guest_is_told_once_and_what_cannot_be_attached_is_tried_again() {
+    let lab = played(r#"echo "$@" >>"$LAB/tries"; echo "ends with $CODE"; exit "$CODE""#);
+    for (file, words) in [
+        ("libvirt-hook", &["100", "started", "begin", "-"][..]),
+        ("proxmox-hook", &["100", "in-background"]),
+    ] {
+        for (code, tries) in [("0", 1), ("7", 1), ("8", 1), ("1", 5)] {
+            call(&lab, file, words, &[("CODE", code)]);
+            let ends = format!("ends with {code}");
+            eventually("it gives up", || said(&lab).contains(&ends));
+            let made = fs::read_to_string(lab.dir().join("tries")).unwrap();
+            assert_eq!(made.lines().count(), tries, "{file} {code}: {made}");
+            let failed = said(&lab).contains("not attached");
+            assert_eq!(failed, code == "1", "{}", said(&lab));
+            for file in ["tries", "said"] {
+                fs::remove_file(lab.dir().join(file)).unwrap();
+            }
+        }
+    }
 }

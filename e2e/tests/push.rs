@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use vnplug_e2e::attached::{image, plug, small_program};
 use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::station::Running;
 use vnplug_e2e::{Lab, Qemu, QemuConfig};
-use vnplug_testing::eventually;
+use vnplug_testing::{eventually, until};
 
 /// Says what it was asked.
 const SYSTEMCTL: &str = "#!/bin/sh\necho \"$@\" >>/run/systemctl\n";
@@ -47,7 +48,9 @@ fn qemus_guest_agent_installs_ours_and_starts_it() {
     let end = || in_guest("while kill $(cat /run/qga); do sleep 0.1; done 2>/dev/null; true");
     let agent = socket.display().to_string();
     let program = program.display().to_string();
-    let push = ["--guest-agent", &agent, "--guest-program", &program];
+    let impatient = ["--guest-agent", &agent, "--guest-program", &program];
+    // What emulates this guest may take its time.
+    let push = [&impatient[..], &["--guest-wait", "4m"]].concat();
     let refused = |args: &[&str]| {
         plug(&daemon, &guest, "probe", args)
             .unwrap_err()
@@ -62,7 +65,7 @@ fn qemus_guest_agent_installs_ours_and_starts_it() {
     assert!(daemon.audit().iter().all(|it| it.kind != "vm"));
 
     // Nobody answers; the guest's administrator forbids it.
-    let said = refused(&push);
+    let said = refused(&impatient);
     assert!(said.contains("no guest agent answers within 6 s"), "{said}");
     let _job = begin("-b guest-exec");
     let said = refused(&push);
@@ -118,10 +121,78 @@ fn qemus_guest_agent_installs_ours_and_starts_it() {
         "{unit}"
     );
 
-    // What it says of its kernel is known before anything is plugged: this one, which a file plays, needs memory that
-    // the machine has no room for.
+    let left = || in_guest("ls -a /usr/local/bin /etc/systemd/system | grep '[.]new$'; true");
+    assert_eq!(left(), "");
+
+    // Who waits is told so, and that the machine is attached. The code tells both from one that refuses.
     let qmp = guest.qmp_path().unwrap();
     let qmp = qmp.to_str().unwrap();
+    let attach = |more: &[&str]| {
+        let words = [
+            "attach", "qemu", "--name", "probe", "--qmp", qmp, "--wait", "0s",
+        ];
+        daemon.vnplug(&[&words[..], &push, more].concat())
+    };
+    end();
+    let (code, said) = attach(&["--guest-wait", "1h", "--guest-wait", "0s"]);
+    assert_eq!(code, Some(8), "{said}");
+    assert!(said.contains("the guest does not answer yet"), "{said}");
+    let _job = begin("-b guest-exec");
+    let (code, said) = attach(&[]);
+    assert_eq!(code, Some(7), "{said}");
+    end();
+
+    // A guest that starts slowly is waited for, by two who come one after the other then. One that starts again while a file is
+    // written is given it anew, and what an earlier boot has left goes.
+    in_guest(
+        "rm /usr/local/bin/vnplug; cd /usr/local/bin; : >.vnplug.new; : >.vnplug.0badb007.1.new",
+    );
+    let waits = [1, 2].map(|number| {
+        let mut command = daemon.command().unwrap();
+        let words = [
+            "attach", "qemu", "--name", "probe", "--qmp", qmp, "--wait", "0s",
+        ];
+        command.args(words).args(&push);
+        Running::start(command, &lab, &format!("push{number}")).unwrap()
+    });
+    for one in &waits {
+        eventually("it is told", || {
+            one.errors()
+                .contains("the guest is waited for, 240 s at most")
+        });
+    }
+    let half = "/usr/local/bin/.vnplug.[!0]*.new";
+    let kills =
+        format!("until cat {half} 2>/dev/null | grep -q .; do :; done; kill $(cat /run/qga)");
+    let _kills = guest.spawn(&kills).unwrap();
+    let _job = begin("");
+    let ended = "kill -0 $(cat /run/qga) 2>/dev/null && echo runs; true";
+    eventually("it ends while it writes", || in_guest(ended).is_empty());
+    // The control: half of a file is there.
+    let size = |file: &str| {
+        in_guest(&format!("cat {file} | wc -c"))
+            .trim()
+            .parse::<u64>()
+            .unwrap()
+    };
+    let whole = fs::metadata(push[3]).unwrap().len();
+    assert!((1..whole).contains(&size(half)));
+    let _job = begin("");
+    for mut one in waits {
+        let ended = || one.status();
+        let ended = until("it is done", ended, Option::is_some).unwrap();
+        assert!(ended.success(), "{}{}", one.output(), one.errors());
+        assert!(
+            one.output().contains("runs as vnplug-agent.service"),
+            "{}",
+            one.output()
+        );
+    }
+    assert_eq!(size("/usr/local/bin/vnplug"), whole);
+    assert_eq!(left(), "");
+
+    // What it says of its kernel is known before anything is plugged: this one, which a file plays, needs memory that
+    // the machine has no room for.
     let detach = ["detach", "qemu", "--name", "probe", "--qmp", qmp];
     let (code, text) = daemon.vnplug(&detach);
     assert_eq!(code, Some(0), "{text}");

@@ -162,13 +162,17 @@ impl Attach {
         }
         // QEMU is free for others meanwhile.
         drop(monitor);
-        if let Some(program) = program {
-            self.push.run(&program, &self.vm.name, &self.monitor)?;
+        let pushed = program.map_or(Ok(()), |program| {
+            self.push.run(&program, &self.vm.name, &self.monitor)
+        });
+        // Also without it: an agent that is there may say that its kernel maps nothing of what is plugged.
+        if is_open && let Err(unsettled) = self.settle(&connect) {
+            if let Err(why) = pushed {
+                out::note(&why.line());
+            }
+            return Err(unsettled);
         }
-        if is_open {
-            self.settle(&connect)?;
-        }
-        Ok(OK)
+        pushed.map(|()| OK)
     }
 
     /// Refuses what does not go with the kind of memory.
