@@ -1,9 +1,11 @@
 //! What an operator sees of a switch, and changes at run time.
 
+use std::num::NonZeroU16;
+
 use crate::board::Switchboard;
 use crate::control::{Change, PortTold, Told};
 use crate::forward::{MAX_PORTS, Number};
-use crate::roster::{Holder, locked};
+use crate::roster::{Holder, Roster, locked};
 use crate::settings::{self, Address, PortSettings, Settings};
 use crate::table::Limits;
 use crate::uplink::UPLINK;
@@ -241,10 +243,32 @@ impl Switchboard {
             }
             Some(_) => {}
         }
-        // With the lock: who takes the number again must not be closed.
+        self.ask_to_close(&mut roster, port);
+        Ok(())
+    }
+
+    /// Asks who let ports in to close those that are meant, of all that came by an entrance: which they are.
+    pub fn close_where(
+        &self,
+        is_meant: impl Fn(NonZeroU16, &Holder) -> bool,
+    ) -> Vec<(NonZeroU16, Holder)> {
+        let mut roster = locked(&self.roster);
+        let meant = roster.holders().filter_map(|(port, holder)| {
+            let number = NonZeroU16::new(port)?;
+            let came_in = holder.way != UPLINK && !roster.is_ring(port);
+            (came_in && is_meant(number, holder)).then(|| (number, holder.clone()))
+        });
+        let meant: Vec<_> = meant.collect();
+        for (port, _) in &meant {
+            self.ask_to_close(&mut roster, port.get());
+        }
+        meant
+    }
+
+    /// With the lock: who takes the number again must not be closed.
+    fn ask_to_close(&self, roster: &mut Roster, port: Number) {
         roster.close(port);
         self.line.send(Change::Close(port));
-        Ok(())
     }
 }
 

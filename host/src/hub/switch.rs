@@ -276,15 +276,11 @@ fn close_entered(
     board: &Switchboard,
     is_meant: impl Fn(NonZeroU16, &Holder) -> bool,
 ) -> Option<(String, Settling)> {
-    let mut has_closed = false;
-    for (port, holder) in board.holders() {
-        // Uplinks are the configuration's, and rings are ports of the hub.
-        if holder.way != "ring" && is_meant(port, &holder) && board.close(port.get()).is_ok() {
-            has_closed = true;
-            log::info!(target: "control", "an operator closes port {port} of {}", holder.owner);
-        }
+    let closed = board.close_where(is_meant);
+    for (port, holder) in &closed {
+        log::info!(target: "control", "an operator closes port {port} of {}", holder.owner);
     }
-    has_closed.then(|| (source.name.clone(), board.settle()))
+    (!closed.is_empty()).then(|| (source.name.clone(), board.settle()))
 }
 
 /// Switches that were told to close ports.
