@@ -28,7 +28,7 @@ pub(crate) const ACCOUNTS: u8 = 5;
 
 /// Exit code of `doctor`: something does not work.
 pub(crate) const DOCTOR: u8 = 6;
-/// Exit code of `attach qemu --guest-agent`: the VM is attached, and its guest does not take the agent.
+/// Exit code of `attach qemu --guest-agent`: the VM is attached, and the agent cannot be put into its guest.
 pub(crate) const REFUSES: u8 = 7;
 /// Exit code of `attach qemu --guest-agent`: the VM is attached, and its guest did not answer in time.
 pub(crate) const UNANSWERED: u8 = 8;
@@ -43,7 +43,7 @@ Exit codes:
   4  detach: the guest has not let go of a device yet
   5  stats: an account does not close
   6  doctor: something does not work
-  7  attach: attached; the guest does not take the agent
+  7  attach: attached; the agent cannot be put into the guest
   8  attach: attached; the guest did not answer in time
 attach uml ends with the exit code of the User-mode Linux it ran, sandbox with that of its program.";
 

@@ -161,7 +161,7 @@ fn qemus_guest_agent_installs_ours_and_starts_it() {
                 .contains("the guest is waited for, 240 s at most")
         });
     }
-    let half = "/usr/local/bin/.vnplug.[!0]*.new";
+    let half = "/usr/local/bin/.vnplug.*.*.new";
     let kills =
         format!("until cat {half} 2>/dev/null | grep -q .; do :; done; kill $(cat /run/qga)");
     let _kills = guest.spawn(&kills).unwrap();
