@@ -203,12 +203,23 @@ fn who_waits_for_memory_that_another_gets_first_is_given_what_is_granted_then() 
 /// The process that compiles filters for a daemon.
 fn compiler(daemon: &Daemon) -> Pid {
     let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
-    let children = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("children")));
-    let children: String = children.map(Result::unwrap).collect();
+    // A thread may have ended since.
+    let children =
+        tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("children")).ok());
+    let children: String = children.collect();
     let mut children = children.split_whitespace();
     let child = children.next().expect("the daemon has a child");
     assert_eq!(children.next(), None, "and no other");
     Pid::from_raw(child.parse().unwrap()).unwrap()
+}
+
+/// A process that was stopped goes on when this is dropped, also if the test fails: it would never end.
+struct GoesOn(Pid);
+
+impl Drop for GoesOn {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
+    }
 }
 
 #[test]
@@ -227,9 +238,8 @@ fn who_waits_for_a_filters_turn_is_given_what_is_granted_then() {
             ..asked(1 << 16)
         };
         kill_process(compiler, Signal::STOP).unwrap();
-        of_user(&daemon, request, changes, || {
-            kill_process(compiler, Signal::CONT).unwrap();
-        })
+        let goes_on = GoesOn(compiler);
+        of_user(&daemon, request, changes, || drop(goes_on))
     });
 }
 

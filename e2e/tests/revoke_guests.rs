@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::{scope, sleep};
+use std::thread::scope;
 use std::time::{Duration, Instant};
 
 use base64::Engine;
@@ -121,8 +121,11 @@ fn narrowed(guest: &Guest, daemon: &Daemon, owner: &Owner, last: &AtomicU64) -> 
     eventually("it sees both flows", || delivered() > 200);
     let grant = format!("{}=lab:src host 10.0.0.1", owner.whose);
     vnplug(daemon, &["grant", "set", &grant, "--once"]);
-    // What comes from now on has higher numbers than what a reader has soon.
-    sleep(Duration::from_millis(50));
+    // What comes from now on has higher numbers than what a reader has then.
+    let seen = value(counted(&daemon.counters(), "source"), "seen");
+    eventually("the other reader has come as far", || {
+        last.load(Ordering::Relaxed) >= seen
+    });
     let since = last.load(Ordering::Relaxed);
     let (before, refused) = (delivered(), owner.ports(daemon, "refused").1);
     eventually("it goes on", || delivered() > before + 200);

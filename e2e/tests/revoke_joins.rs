@@ -232,11 +232,14 @@ fn who_may_join_otherwise_is_closed_at_once_told_and_counted_and_others_lose_not
             let theirs = Theirs::come(&scene);
             scene.has_ports(6);
             let stream = theirs.stream.try_clone().unwrap();
-            let (before, over) = (seen.load(Ordering::SeqCst), &over);
+            let before = seen.load(Ordering::SeqCst);
+            // It ends by itself when its port is closed, and by this if it is not.
+            let gone = &AtomicBool::new(false);
             let number = AtomicU64::new(round << 32);
             let number = &number;
             scope(|threads| {
-                threads.spawn(move || sends(&stream, THEIRS, number, over));
+                let _gone = Ends([gone; 2]);
+                threads.spawn(move || sends(&stream, THEIRS, number, gone));
                 let deadline = Deadline::new("what they send arrives");
                 while seen.load(Ordering::SeqCst) < before + 50 {
                     deadline.check();
