@@ -1,4 +1,4 @@
-//! What operators take from programs in a guest of QEMU and in a container: their ports follow, they are told, and others lose
+//! What operators take from programs in guests of QEMU and User-mode Linux, and in a container: their ports follow, they are told, and others lose
 //! nothing.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use vnplug::{Next, Port};
-use vnplug_e2e::attached::{agent, image};
+use vnplug_e2e::attached::{AttachedUml, agent, image};
 use vnplug_e2e::beside::Ends;
 use vnplug_e2e::daemon::{Daemon, counted, label, value};
 use vnplug_e2e::traffic::sequence;
 use vnplug_e2e::user::{USER, open_to_all};
 use vnplug_e2e::{Guest, Lab, Qemu, QemuConfig, container};
-use vnplug_ring::control::REVOKED;
+use vnplug_ring::control::{Grant, REVOKED};
 use vnplug_testing::{PATIENCE, eventually};
 
 /// Numbered packets of two flows in turns.
@@ -217,6 +217,22 @@ fn ports_of_a_guest_of_qemu_follow_what_is_granted_and_revoked() {
     vnplug(&daemon, &[&attach[..], &qmp].concat());
     let _agent = agent(&guest).unwrap();
     follows(&guest, &daemon, &owner);
+}
+
+#[test]
+fn ports_of_a_guest_of_user_mode_linux_follow_what_is_granted_and_revoked() {
+    let lab = Lab::new().unwrap();
+    let owner = Owner::new("vm", "uml");
+    let args = ["--source", SOURCE, "--allow-send", "vm:uml=lab"];
+    let daemon = Daemon::start(&lab, None, &args).unwrap();
+    let sees = Grant {
+        source: "lab".into(),
+        filter: String::new(),
+    };
+    let uml = AttachedUml::boot(&lab, &daemon, "uml", vec![sees], image().unwrap());
+    let uml = uml.unwrap_or_else(|error| panic!("{error}"));
+    let _agent = agent(&uml.guest).unwrap();
+    follows(&uml.guest, &daemon, &owner);
 }
 
 #[test]

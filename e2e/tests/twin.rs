@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use vnplug::Next;
 use vnplug_e2e::containers::{Containers, address, wire};
 use vnplug_e2e::daemon::{Daemon, counted, program, value};
+use vnplug_e2e::ends::{End, files, ran};
 use vnplug_e2e::station::{Station, answered, content, pings, transfer};
+use vnplug_e2e::{Image, Uml, UmlConfig};
 use vnplug_testing::{eventually, until};
 
 const TWIN: &str = "/twin=on";
@@ -68,6 +70,51 @@ fn containers_talk_through_the_kernel_and_machines_through_the_daemon() {
         (3, 0)
     );
     assert_eq!(value(switch, "moves"), 0);
+}
+
+#[test]
+fn a_virtual_machine_talks_to_containers_through_the_daemon_beside_those_that_the_kernel_serves() {
+    let site = Containers::new(2).unwrap();
+    let vhost = site.lab.dir().join("vhost");
+    let daemon = daemon(&site, TWIN, &format!(",vhost={}", vhost.display()));
+    let config = UmlConfig {
+        kernel_args: vec![format!("virtio_uml.device={}:1", vhost.display())],
+        image: Image::default().module("virtio_net"),
+        ..UmlConfig::default()
+    };
+    let guest = Uml::boot(&site.lab, config).unwrap();
+    let own = "10.9.0.8";
+    ran(
+        &guest,
+        &format!("ip addr add {own}/24 dev eth0 && ip link set eth0 up"),
+    );
+    let www = files(&site.lab, 8 << 20).unwrap();
+    let bytes = std::fs::read(www.join("bulk")).unwrap();
+    let served = End::guest(&guest, &www).unwrap();
+    let [one, two] = [&site.all[0], &site.all[1]];
+    let host = End::host(one, &site.lab, &www).unwrap();
+    assert!(pings(one, &address(2), &[]) && pings(one, own, &[]));
+    let forwarded = || of_switch(&daemon, "twin_forwarded");
+    // Two containers meanwhile: those are the kernel's.
+    let before = forwarded();
+    assert!(transfer(one, two, &address(2), &bytes).unwrap() == bytes);
+    assert!(forwarded() - before > 100);
+    let before = forwarded();
+    let sum = host.runs(&format!("sha256sum <{}", www.join("bulk").display()));
+    assert_eq!(served.sum_from(&address(1)), sum.trim());
+    assert_eq!(host.sum_from(own), sum.trim());
+    // But for ARP none of these is the kernel's.
+    assert!(forwarded() - before < 10);
+    let counters = daemon.audit();
+    let switch = counted(&counters, "source");
+    let values = [
+        "twin_ports",
+        "twin_lost",
+        "switch_ports",
+        "stations",
+        "moves",
+    ];
+    assert_eq!(values.map(|name| value(switch, name)), [2, 0, 3, 3, 0]);
 }
 
 #[test]
