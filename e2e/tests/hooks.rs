@@ -271,7 +271,7 @@ fn a_domain_of_libvirt_is_attached_by_itself_when_the_hook_is_over() {
     call("old", uuid, ["started", "begin"]);
     assert_eq!(said(), "");
     let attach = format!(
-        "attach qemu --libvirt {uuid} --connect qemu:///system --guest-wait 5m --name probe --allow eth1:not port 22\n"
+        "attach qemu --libvirt {uuid} --connect qemu:///system --name probe --allow eth1:not port 22 --guest-wait 0s\n"
     );
     eventually("it is attached", || said() == attach);
     // Renamed: the file is the same.
@@ -602,7 +602,7 @@ fn a_guest_that_starts_slowly_is_waited_for_and_not_by_who_starts_it() {
             assert!(!said(&lab).contains("pushed"), "{phase}: {}", said(&lab));
             fs::remove_file(&answers).unwrap();
         }
-        fs::remove_file(lab.dir().join("said")).unwrap();
+        let _ = fs::remove_file(lab.dir().join("said"));
     }
     call(&lab, "proxmox-hook", &["100", "post-stop"], &[]);
 }
