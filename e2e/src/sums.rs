@@ -35,6 +35,22 @@ impl Capture {
         Ok(Self { dump, file })
     }
 
+    /// Ends it: how many frames pass a filter of tshark's.
+    ///
+    /// # Panics
+    /// If the capture failed.
+    #[must_use]
+    pub fn passing(&mut self, filter: &str) -> usize {
+        self.end();
+        let shown = read_by(&["tshark", "-n", "-Y", filter, "-r"], &self.file);
+        shown.lines().count()
+    }
+
+    fn end(&mut self) {
+        let ended = self.dump.status().unwrap_or_else(|| self.dump.finish());
+        assert!(ended.success(), "{}", self.dump.errors());
+    }
+
     /// Ends it, and has tshark look at each frame: how many there are, and how many of them say that ECN works
     /// for them.
     ///
@@ -44,7 +60,7 @@ impl Capture {
     /// # Panics
     /// A frame has a wrong checksum, or is longer than those of the wire.
     pub fn check(mut self, about: &str) -> Result<(usize, usize)> {
-        assert!(self.dump.finish().success(), "{}", self.dump.errors());
+        self.end();
         let mut tshark = Command::new("tshark");
         for option in [
             "tcp.check_checksum:TRUE",
