@@ -6,14 +6,8 @@ use std::path::Path;
 
 use vnplug::{Next, Port, Segments};
 use vnplug_e2e::daemon::{Daemon, counted, value};
+use vnplug_e2e::ends::{keep_window, ran};
 use vnplug_e2e::{Guest, Image, Lab, Uml, UmlConfig};
-use vnplug_testing::PATIENCE;
-
-fn ran(guest: &Guest, command: &str) -> String {
-    let done = guest.run(command, PATIENCE).unwrap();
-    assert!(done.success(), "{command}: {}", done.text());
-    done.text().to_owned()
-}
 
 /// A guest with this card, and this address.
 fn uml(lab: &Lab, card: String, address: &str) -> Guest {
@@ -102,11 +96,7 @@ fn a_guest_has_few_long_frames_of_senders_that_cut_themselves() {
     // which reads as fast as data comes: ACKs that change it are not expanded.
     ran(&receiver, "ethtool -K eth0 gro off");
     ran(&receiver, "ip route del 10.77.4.0/24 dev eth0");
-    let route = "route add -net 10.77.4.0 netmask 255.255.255.0 window 200000 dev eth0";
-    ran(&receiver, route);
-    // Room for far more than it says, however late its program reads.
-    let room = "echo '4096 4194304 8388608' >/proc/sys/net/ipv4/tcp_rmem";
-    ran(&receiver, room);
+    keep_window(&receiver, "10.77.4.3");
     let set = |text: &str| {
         let set = ["switch", "set", "lan0/port3", text];
         let (code, said) = daemon.vnplug(&set);

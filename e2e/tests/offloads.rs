@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use vnplug_e2e::daemon::{Daemon, value};
-use vnplug_e2e::ends::{End, files, ran};
+use vnplug_e2e::ends::{End, files, keep_window, ran};
 use vnplug_e2e::station::{Running, Station};
 use vnplug_e2e::sums::Capture;
 use vnplug_e2e::{Guest, Image, Lab, Netns, Uml, UmlConfig};
@@ -30,8 +30,7 @@ fn www(lab: &Lab, bulk: usize) -> (PathBuf, String, String) {
 /// Connections of a guest, or to it, one after the other.
 const MANY: u32 = 40;
 
-/// A guest whose window stays the same, so that most of its ACKs may be expanded: room for far more than the window
-/// says, however late its program reads on a machine that is busy.
+/// A guest most of whose ACKs may be expanded.
 fn boot(lab: &Lab, socket: &Path, address: &str) -> Guest {
     let config = UmlConfig {
         kernel_args: vec![format!("virtio_uml.device={}:1", socket.display())],
@@ -45,13 +44,7 @@ fn boot(lab: &Lab, socket: &Path, address: &str) -> Guest {
         &guest,
         &format!("ip addr add {address}/32 dev eth0 && ip link set eth0 up"),
     );
-    ran(
-        &guest,
-        "echo '4096 4194304 8388608' >/proc/sys/net/ipv4/tcp_rmem",
-    );
-    let (net, _) = address.rsplit_once('.').unwrap();
-    let route = format!("route add -net {net}.0 netmask 255.255.255.0 window 200000 dev eth0");
-    ran(&guest, &route);
+    keep_window(&guest, address);
     guest
 }
 

@@ -14,7 +14,7 @@ use rustix::net::sockopt::{
 };
 use rustix::net::{SendFlags, send};
 use vnplug_e2e::daemon::{Daemon, value};
-use vnplug_e2e::ends::ran;
+use vnplug_e2e::ends::{keep_window, ran};
 use vnplug_e2e::station::{Station, content};
 use vnplug_e2e::sums::Capture;
 use vnplug_e2e::{Guest, Image, Job, Lab, Uml, UmlConfig};
@@ -56,15 +56,12 @@ impl Site {
             lab,
             bytes: content(LEN),
         };
-        // Its window stays the same, so that its ACKs may be expanded, and its kernel merges nothing.
-        for command in [
-            "ip addr add 10.77.8.2/32 dev eth0 && ip link set eth0 up",
-            "ethtool -K eth0 gro off",
-            "echo '4096 4194304 8388608' >/proc/sys/net/ipv4/tcp_rmem",
-            "route add -net 10.77.8.0 netmask 255.255.255.0 window 200000 dev eth0",
-        ] {
+        let joins = format!("ip addr add {GUEST}/32 dev eth0 && ip link set eth0 up");
+        // Its kernel merges nothing.
+        for command in [&*joins, "ethtool -K eth0 gro off"] {
             ran(&site.guest, command);
         }
+        keep_window(&site.guest, GUEST);
         assert!(site.far.pings(GUEST));
         let sent = lab_file(&site.lab, "sent");
         std::fs::write(&sent, &site.bytes).unwrap();
@@ -193,11 +190,15 @@ fn what_tcp_seldom_says_is_heard_where_segments_are_merged_and_acks_expanded() {
             "tcp.analysis.zero_window && ip.src == 10.77.8.2",
         ),
         (
-            "the far end has no window",
+            FROM_GUEST,
             Site::no_window_here,
             "tcp.analysis.zero_window && ip.src == 10.77.8.3",
         ),
-        ("reset", Site::reset, "tcp.flags.reset == 1"),
+        (
+            "reset",
+            Site::reset,
+            "tcp.flags.reset == 1 && ip.src == 10.77.8.3",
+        ),
     ];
     let site = Site::new();
     let set = ["switch", "set", "lan0/port1", "gro=20 acks=expand"];
@@ -212,13 +213,15 @@ fn what_tcp_seldom_says_is_heard_where_segments_are_merged_and_acks_expanded() {
             merged - before[0],
             expanded - before[1]
         );
-        assert!(merged > before[0] || about.contains("far end"), "{about}");
+        // What the guest sends is not merged, and what it receives then is little.
+        let is_received = about != FROM_GUEST;
+        assert!(!is_received || merged > before[0], "{about}");
+        assert!(!is_received || expanded > before[1], "{about}");
         // The control: it was said.
         assert!(capture.passing(filter) > 0, "{about}");
         let (frames, _) = capture.check(about).unwrap();
         assert!(frames > 100, "{about}: {frames}");
     }
-    assert!(site.count("acks_expanded") > 0);
     site.daemon.audit();
 }
 
@@ -226,5 +229,7 @@ fn lab_file(lab: &Lab, name: &str) -> PathBuf {
     lab.dir().join(name)
 }
 
+/// The one case in which the guest is who sends.
+const FROM_GUEST: &str = "the far end has no window";
 const GUEST: &str = "10.77.8.2";
 const FAR: &str = "10.77.8.3";

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use vnplug_e2e::daemon::{Daemon, value};
-use vnplug_e2e::ends::ran;
+use vnplug_e2e::ends::{keep_window, ran};
 use vnplug_e2e::station::{Running, Station, content};
 use vnplug_e2e::sums::Capture;
 use vnplug_e2e::{Image, Lab, Netns, Uml, UmlConfig};
@@ -57,14 +57,11 @@ fn what_slirp_sends_is_whole_merged_and_with_acks_restored() {
         ..UmlConfig::default()
     };
     let guest = Uml::boot(&lab, config).unwrap();
-    // Its window stays the same, so that its ACKs may be expanded.
-    for command in [
+    ran(
+        &guest,
         "ip addr add 10.0.2.16/32 dev eth0 && ip link set eth0 up",
-        "echo '4096 4194304 8388608' >/proc/sys/net/ipv4/tcp_rmem",
-        "route add -net 10.0.2.0 netmask 255.255.255.0 window 200000 dev eth0",
-    ] {
-        ran(&guest, command);
-    }
+    );
+    keep_window(&guest, "10.0.2.16");
     let set = ["switch", "set", "lan0/port2", "gro=20 acks=expand"];
     let (code, said) = daemon.vnplug(&set);
     assert_eq!(code, Some(0), "{said}");
