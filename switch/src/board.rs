@@ -3,7 +3,7 @@
 //! Nothing here waits for the thread that forwards; who asks how it is looks for the answer later.
 
 use std::num::NonZeroU16;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvError, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -29,17 +29,20 @@ pub struct Switchboard {
 #[derive(Debug)]
 pub struct Asked {
     board: Switchboard,
-    from: Receiver<Told>,
-    until: Instant,
-    told: Option<Told>,
+    reply: Reply<Told>,
 }
 
 /// A switch that was asked to say when all is done that was asked of it before.
 #[derive(Debug)]
-pub struct Settling {
-    from: Receiver<()>,
+pub struct Settling(Reply<()>);
+
+/// What the thread that forwards owes.
+#[derive(Debug)]
+struct Reply<T> {
+    from: Receiver<T>,
     until: Instant,
-    is_done: bool,
+    /// What came of it.
+    heard: Option<Result<T, RecvError>>,
 }
 
 impl Switchboard {
@@ -107,68 +110,65 @@ impl Switchboard {
 
     /// Asks it how it is.
     pub fn ask(&self) -> Asked {
-        let (reply, from) = channel();
-        self.line.send(Change::Tell(reply));
         Asked {
             board: self.clone(),
-            from,
-            until: Instant::now() + PATIENCE,
-            told: None,
+            reply: Reply::ask(&self.line, Change::Tell),
         }
     }
 
     /// Asks it to say when all is done that was asked before.
     pub fn settle(&self) -> Settling {
-        let (reply, from) = channel();
-        self.line.send(Change::Settle(reply));
-        Settling {
-            from,
-            until: Instant::now() + PATIENCE,
-            is_done: false,
-        }
+        Settling(Reply::ask(&self.line, Change::Settle))
     }
 }
 
 impl Settling {
     /// True when it has said so, or is not to be waited for any longer; looks at most until `until`.
     pub fn is_over(&mut self, until: Instant) -> bool {
-        if self.is_done {
-            return true;
-        }
-        let patience = until.saturating_duration_since(Instant::now());
-        match self.from.recv_timeout(patience) {
-            Ok(()) => self.is_done = true,
-            // It is gone, and its ports with it.
-            Err(RecvTimeoutError::Disconnected) => self.is_done = true,
-            Err(RecvTimeoutError::Timeout) => return Instant::now() >= self.until,
-        }
-        true
+        self.0.is_over(until)
     }
 
-    /// Whether it has said so.
+    /// Whether all is done: it has said so, or is gone, and its ports with it.
     pub fn is_done(&self) -> bool {
-        self.is_done
+        self.0.heard.is_some()
     }
 }
 
 impl Asked {
     /// True when it has answered, or is not to be waited for any longer; looks at most until `until`.
     pub fn is_over(&mut self, until: Instant) -> bool {
-        if self.told.is_some() {
-            return true;
-        }
-        let patience = until.saturating_duration_since(Instant::now());
-        match self.from.recv_timeout(patience) {
-            Ok(told) => self.told = Some(told),
-            Err(RecvTimeoutError::Disconnected) => return true,
-            Err(RecvTimeoutError::Timeout) => return Instant::now() >= self.until,
-        }
-        true
+        self.reply.is_over(until)
     }
 
     /// The answer; `None` if there is none.
     pub fn take(self) -> Option<Shown> {
-        Some(self.board.shown(&self.told?))
+        let told = self.reply.heard?.ok()?;
+        Some(self.board.shown(&told))
+    }
+}
+
+impl<T> Reply<T> {
+    fn ask(line: &Line, what: impl FnOnce(Sender<T>) -> Change) -> Self {
+        let (reply, from) = channel();
+        line.send(what(reply));
+        Self {
+            from,
+            until: Instant::now() + PATIENCE,
+            heard: None,
+        }
+    }
+
+    fn is_over(&mut self, until: Instant) -> bool {
+        if self.heard.is_some() {
+            return true;
+        }
+        let patience = until.saturating_duration_since(Instant::now());
+        self.heard = match self.from.recv_timeout(patience) {
+            Ok(told) => Some(Ok(told)),
+            Err(RecvTimeoutError::Disconnected) => Some(Err(RecvError)),
+            Err(RecvTimeoutError::Timeout) => return Instant::now() >= self.until,
+        };
+        true
     }
 }
 

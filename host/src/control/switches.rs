@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::num::NonZeroU16;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -284,8 +285,8 @@ impl Control {
                 }
             }
             SwitchAsk::Kick => match self.kick(whom, &request.name, port) {
-                Ok(Some(closing)) => return closing,
-                Ok(None) => Ok(Step::Done(Ok(Message::Done))),
+                Ok(ControlFlow::Break(closing)) => return closing,
+                Ok(ControlFlow::Continue(step)) => Ok(step),
                 Err(refusal) => Err(refusal),
             },
         };
@@ -388,13 +389,13 @@ impl Control {
         Ok(Step::Done(Ok(Message::Done)))
     }
 
-    /// Closes a port; `Some`: it is answered when that is done.
+    /// Closes a port. One with rings is answered by who closes it (`Break`).
     fn kick(
         &mut self,
         whom: Whom,
         name: &str,
         port: Option<NonZeroU16>,
-    ) -> Result<Option<Result<(), Over>>, Refusal> {
+    ) -> Result<ControlFlow<Result<(), Over>, Step>, Refusal> {
         let (source, board) = self.hub.switch(name)?;
         let name = source.name.clone();
         let port = port.ok_or_else(|| {
@@ -406,13 +407,11 @@ impl Control {
         }
         log::info!(target: "control", "switch {name}: an operator closes port {port}");
         let Some((id, owner)) = self.hub.member(&name, port) else {
-            let closed = board.close(port.get());
-            closed.map_err(|what| Refusal::new(code::INVALID, what))?;
-            return Ok(None);
+            return Ok(ControlFlow::Continue(self.hub.close_port(&name, port)?));
         };
         let reason = format!("an operator closed port {port} of {name}");
         self.tell_gone(whom.token, &[(id, owner.clone())], &reason);
-        Ok(Some(self.close_one(whom, &owner, id)))
+        Ok(ControlFlow::Break(self.close_one(whom, &owner, id)))
     }
 }
 

@@ -103,6 +103,18 @@ impl Hub {
         }
     }
 
+    /// Closes a port of a switch that came by an entrance: goes on when it is closed.
+    ///
+    /// # Errors
+    /// There is no such port, or it is closed where it was opened.
+    pub(crate) fn close_port(&self, switch: &str, port: NonZeroU16) -> Result<Step, Refusal> {
+        let (source, board) = self.switch(switch)?;
+        let closed = board.close(port.get());
+        closed.map_err(|what| Refusal::new(code::INVALID, what))?;
+        let closing = Expelled(vec![(source.name.clone(), board.settle())]);
+        Ok(closing.then(Step::Done(Ok(Message::Done))))
+    }
+
     /// Closes the ports of switches that came by an entrance, and that an operator means: the switches that have to do it.
     pub(crate) fn close_entered(&self, whose: &Whose) -> Expelled {
         match whose {

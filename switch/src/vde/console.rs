@@ -7,10 +7,11 @@
 mod vlans;
 
 use std::fmt::Write;
+use std::time::Instant;
 
 use crate::board::Switchboard;
 use crate::config::VdeConfig;
-use crate::control::{PortTold, Told};
+use crate::control::{PATIENCE, PortTold, Told};
 use crate::forward::{MAX_PORTS, Number};
 use crate::roster::{Holder, locked};
 use crate::settings::PortSettings;
@@ -290,6 +291,16 @@ impl Asked<'_> {
 
     fn told(&self) -> Result<Told, Failure> {
         Ok(self.board.line.ask().ok_or(ETIMEDOUT)?)
+    }
+
+    /// The switch has done what it was asked for.
+    fn settled(&self) -> Result<(), Failure> {
+        let mut settling = self.board.settle();
+        settling.is_over(Instant::now() + PATIENCE);
+        match settling.is_done() {
+            true => Ok(()),
+            false => Err(ETIMEDOUT.into()),
+        }
     }
 
     fn about(&self) -> String {

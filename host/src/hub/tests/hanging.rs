@@ -1,15 +1,20 @@
 //! A thread that hangs is waited for by nobody, and the service manager hears of it.
 
-use std::os::unix::net::UnixDatagram;
+use std::io::Read;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 
 use vnplug_os::service::Manager;
 use vnplug_path::engine::Pulse;
+use vnplug_switch::{Switch, SwitchConfig};
 use vnplug_testing::TestDir;
 
 use super::*;
 
-/// A queue whose thread hangs in `receive` while it is told to.
-struct Hanging(Arc<Hangs>);
+/// A queue whose thread hangs in `receive` while it is told to; without another one it has frames all the time.
+struct Hanging {
+    hangs: Arc<Hangs>,
+    of: Option<Box<dyn Queue>>,
+}
 
 #[derive(Default)]
 struct Hangs {
@@ -33,9 +38,12 @@ impl Hangs {
 
 impl Queue for Hanging {
     fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
-        while self.0.told.load(Ordering::Relaxed) {
-            self.0.does.store(true, Ordering::Relaxed);
+        while self.hangs.told.load(Ordering::Relaxed) {
+            self.hangs.does.store(true, Ordering::Relaxed);
             std::thread::sleep(Duration::from_millis(1));
+        }
+        if let Some(queue) = &mut self.of {
+            return queue.receive(sink);
         }
         let frame = Frame {
             bytes: &[0; 60],
@@ -54,7 +62,11 @@ impl Queue for Hanging {
         Wake::NOW
     }
 
-    fn woke(&mut self, _: Seen) {}
+    fn woke(&mut self, seen: Seen) {
+        if let Some(queue) = &mut self.of {
+            queue.woke(seen);
+        }
+    }
 
     fn counters(&mut self) -> QueueCounters {
         QueueCounters::default()
@@ -83,27 +95,7 @@ fn with_a_hanging_source_and(
     manager: Manager,
     control: &Arc<Pulse>,
 ) -> (Arc<Hangs>, Arc<OwnedFd>) {
-    let hangs = Arc::new(Hangs::default());
-    let options = WorkerOptions {
-        name: "slow@0".into(),
-        ..WorkerOptions::default()
-    };
-    let worker = Worker::start(Box::new(Hanging(Arc::clone(&hangs))), options).unwrap();
-    let workers = vec![worker];
-    hub.add_source(Source {
-        name: "slow".into(),
-        kind: "test",
-        description: String::new(),
-        link_type: 1,
-        interface: None,
-        board: None,
-        transmits: false,
-        early: Early::new(Err(None), &workers),
-        lent: None,
-        workers,
-        program: String::new(),
-        closing: 0,
-    });
+    let hangs = add_hanging(hub, "slow", (None, None));
     let never = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
     let lines = hub.sources.iter().flat_map(|it| &it.workers);
     let lines: Vec<_> = lines.map(Worker::line).collect();
@@ -114,6 +106,40 @@ fn with_a_hanging_source_and(
         .start(never, Arc::clone(control), manager, || ())
         .unwrap();
     (hangs, told)
+}
+
+/// Adds a source of one queue whose thread hangs when it is told to.
+fn add_hanging(
+    hub: &mut Hub,
+    name: &str,
+    (of, board): (Option<Box<dyn Queue>>, Option<Switchboard>),
+) -> Arc<Hangs> {
+    let hangs = Arc::new(Hangs::default());
+    let options = WorkerOptions {
+        name: format!("{name}@0"),
+        ..WorkerOptions::default()
+    };
+    let queue = Hanging {
+        hangs: Arc::clone(&hangs),
+        of,
+    };
+    let worker = Worker::start(Box::new(queue), options).unwrap();
+    let workers = vec![worker];
+    hub.add_source(Source {
+        name: name.into(),
+        kind: "test",
+        description: String::new(),
+        link_type: 1,
+        interface: None,
+        board,
+        transmits: false,
+        early: Early::new(Err(None), &workers),
+        lent: None,
+        workers,
+        program: String::new(),
+        closing: 0,
+    });
+    hangs
 }
 
 fn figure(counted: &Message, kind: &str, name: &str, value: &str) -> u64 {
@@ -207,6 +233,48 @@ fn a_thread_that_hangs_is_waited_for_by_nobody_and_its_figures_are_the_last_know
     });
     assert!(hub.finish_close(closing).remains.bytes() > 0);
     open(&mut hub, "slow").unwrap();
+}
+
+#[test]
+fn who_closes_a_port_of_a_switch_is_answered_when_its_thread_has_closed_it() {
+    let dir = TestDir::new("kick");
+    let mut config = SwitchConfig::new("lan0");
+    config.sockets.stream = Some(dir.path("stream"));
+    let (queue, board) = Switch::open(config).unwrap();
+    let mut hub = hub();
+    let hangs = add_hanging(&mut hub, "lan0", (Some(queue), Some(board.clone())));
+    let join = || {
+        let client = UnixStream::connect(dir.path("stream")).unwrap();
+        client.set_nonblocking(true).unwrap();
+        until("it has a port", || board.holders(), |it| it.len() == 1);
+        client
+    };
+    let is_told = |client: &mut UnixStream| matches!(client.read(&mut [0]), Ok(0));
+    let port = NonZeroU16::MIN;
+    let mut client = join();
+    hangs.begin();
+    let mut step = hub.close_port("lan0", port).unwrap();
+    for _ in 0..10 {
+        step = step.carry_on(&mut hub, Instant::now() + Duration::from_millis(10));
+        assert!(!step.is_done(), "it is answered, and nobody has closed it");
+    }
+    assert!(!is_told(&mut client));
+    hangs.end();
+    done(&mut hub, step).unwrap();
+    eventually("it is told", || is_told(&mut client));
+    eventually("its port is free", || board.holders().is_empty());
+    // A thread that does not answer is said.
+    let mut client = join();
+    hangs.begin();
+    let step = hub.close_port("lan0", port).unwrap();
+    let refusal = done(&mut hub, step).unwrap_err();
+    assert!(
+        refusal.text.contains("done when it goes on"),
+        "{}",
+        refusal.text
+    );
+    hangs.end();
+    eventually("it is told", || is_told(&mut client));
 }
 
 #[test]

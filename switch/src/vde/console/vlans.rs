@@ -60,7 +60,8 @@ impl Asked<'_> {
                     return Err(ENXIO.into());
                 }
                 drop(roster);
-                return Ok(self.board.close(port)?);
+                self.board.close(port)?;
+                return self.settled();
             }
         };
         drop(roster);
