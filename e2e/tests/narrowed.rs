@@ -1,18 +1,22 @@
 //! Grants that are narrowed while their ports are open and busy, a thousand times: at once, and to nobody else's cost.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{scope, yield_now};
 use std::time::{Duration, Instant};
 
 use vnplug::{Client, GrantAction, GrantKind, Next, Port};
 use vnplug_e2e::Lab;
+use vnplug_e2e::attached::{everything, uml_spec};
 use vnplug_e2e::beside::Ends;
 use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_e2e::raw::{Raw, open};
 use vnplug_e2e::times::Times;
 use vnplug_e2e::user::{USER, as_user, open_to_all};
-use vnplug_ring::control::Counted;
-use vnplug_testing::Deadline;
+use vnplug_ring::control::{Counted, Message, Role, VmSpec};
+use vnplug_testing::{Deadline, eventually, until};
 
 const ROUNDS: usize = 1_000;
 /// Packets a second.
@@ -213,3 +217,106 @@ fn what_is_sent_is_narrowed_a_thousand_times_under_load_and_what_waits_is_not_se
 
 /// The last byte of a generated frame's source address: its flow.
 const FLOW: usize = 29;
+
+/// A VM whose agent is the test.
+struct Vm {
+    agent: Raw,
+    port: String,
+}
+
+impl Vm {
+    /// It is attached with a grant of every source, and has a port.
+    fn attached(daemon: &Daemon, owner: u64) -> Self {
+        let mut operator = Client::connect_to(&daemon.socket()).unwrap();
+        let spec = VmSpec {
+            owner,
+            ..uml_spec("a", 4 << 20, everything())
+        };
+        // Another machine has the name when this one's channel is closed.
+        eventually("it is attached", || {
+            operator.attach_vm(spec.clone()).is_ok()
+        });
+        let (channel, theirs) = UnixStream::pair().unwrap();
+        operator.adopt("a", theirs.as_fd()).unwrap();
+        let mut agent = Raw::on_a_line(channel);
+        agent.hello(Role::Agent);
+        let opened = agent.ask(&Message::Open(open("host:lab", 1 << 16)), 1);
+        let Message::Opened(opened) = opened else {
+            panic!("{opened:?}");
+        };
+        let port = opened.port.to_string();
+        Self { agent, port }
+    }
+
+    /// How many packets its grant let through to its filter, and how many not.
+    fn judged(&self, daemon: &Daemon) -> [u64; 2] {
+        let all = daemon.counters();
+        let own = all
+            .iter()
+            .find(|it| it.kind == "port" && it.name == self.port);
+        let own = own.unwrap();
+        let refused = value(own, "refused");
+        [value(own, "offered") - refused, refused]
+    }
+
+    /// From now on all that comes is judged so.
+    fn is_judged(&self, daemon: &Daemon, is_let_through: bool) {
+        let [passed, refused] = self.judged(daemon);
+        let more = until(
+            "packets are judged",
+            || self.judged(daemon),
+            |now| now.iter().sum::<u64>() > passed + refused + 100,
+        );
+        let [passed, refused] = [more[0] - passed, more[1] - refused];
+        assert_eq!(
+            (passed == 0, refused == 0),
+            (!is_let_through, is_let_through)
+        );
+    }
+}
+
+#[test]
+fn what_a_vm_was_attached_with_is_narrowed_and_stays_so_over_a_restart() {
+    let lab = Lab::new().unwrap();
+    let source = format!("lab=gen,pps={LOAD},flows=2");
+    let mut daemon = Daemon::start(&lab, None, &["--source", &source]).unwrap();
+    let mut vm = Vm::attached(&daemon, 5);
+    let mut operator = Client::connect_to(&daemon.socket()).unwrap();
+    let mut change = |action, grant: &str| {
+        let begun = Instant::now();
+        let changed = operator.change_grant(action, GrantKind::See, grant, true);
+        changed.map(|()| begun.elapsed())
+    };
+    vm.is_judged(&daemon, true);
+    // By name it would see on by what it has of all: that is said, with what to do.
+    for action in [GrantAction::Set, GrantAction::Remove] {
+        let refused = change(action, "vm:a=lab").unwrap_err().to_string();
+        let says =
+            "vm:a may see lab by \"vm:a=*\", too. Narrow that: vnplug grant set 'vm:a=*:FILTER'.";
+        assert!(refused.contains(says), "{refused}");
+    }
+    vm.is_judged(&daemon, true);
+    let mut times = Times::default();
+    for _ in 0..100 {
+        times.push(change(GrantAction::Set, "vm:a=*:src host 10.9.9.9").unwrap());
+        vm.is_judged(&daemon, false);
+        change(GrantAction::Set, "vm:a=*").unwrap();
+    }
+    in_time("narrowing what a VM was attached with", times);
+    vm.is_judged(&daemon, true);
+    // By name, after it was given by name.
+    change(GrantAction::Add, "vm:a=lab:src host 10.9.9.9").unwrap();
+    vm.is_judged(&daemon, true);
+    change(GrantAction::Remove, "vm:a=*").unwrap();
+    vm.is_judged(&daemon, false);
+    // The same machine is attached again, with the same words, as `vnplug attach uml` does it by itself.
+    daemon.kill();
+    daemon.launch().unwrap();
+    vm = Vm::attached(&daemon, 5);
+    vm.is_judged(&daemon, false);
+    // The control: another machine of that name has what its attachment says.
+    drop(vm);
+    vm = Vm::attached(&daemon, 6);
+    vm.is_judged(&daemon, true);
+    drop(vm.agent);
+}

@@ -220,6 +220,13 @@ impl Control {
             }
             grants
         };
+        if let What::One { change, .. } = &regrant.what
+            && let Some(wider) = self
+                .policy
+                .wider(change, &self.vms.grants(&change.given.whom))
+        {
+            return self.sessions.answer(whom, Err(is_wider(change, &wider)));
+        }
         if let What::One { change, text, .. } = &regrant.what
             && change.action == GrantAction::Remove
             && !self.has_grant(change)
@@ -438,10 +445,6 @@ impl Control {
 
     fn list_grants(&self) -> Vec<Counted> {
         let tell = |kind: GrantKind, given: Given, from: &str| {
-            let whom = match given.whom {
-                Peer::User(uid) => format!("uid:{uid}"),
-                Peer::Vm(name) => format!("vm:{name}"),
-            };
             let of = match kind {
                 GrantKind::See => "filter",
                 GrantKind::Send => "terms",
@@ -449,7 +452,7 @@ impl Control {
             };
             Counted {
                 kind: "grant".into(),
-                name: whom,
+                name: given.whom.written(),
                 labels: vec![
                     ("grant".into(), kind_name(kind).into()),
                     ("source".into(), given.source),
@@ -482,6 +485,23 @@ impl Control {
 /// The terms of a grant, which were read when it was given.
 fn terms_of(text: &str) -> SendTerms {
     text.parse().unwrap_or_default()
+}
+
+/// Why nothing is changed beside this grant of the same one.
+fn is_wider(change: &Change, wider: &Given) -> Refusal {
+    let Change { kind, given, .. } = change;
+    let (flag, more) = match kind {
+        GrantKind::Send => ("--send ", ",TERMS"),
+        _ => ("", ":FILTER"),
+    };
+    let (may, whom, source) = (kind_name(*kind), given.whom.written(), &given.source);
+    let what = format!(
+        "nothing is changed: {whom} may {may} {source} by {:?}, too. Narrow that: vnplug grant set {flag}'{whom}={all}{more}'. Or give by \
+         name what it is to have (vnplug grant add {flag}'{whom}=SOURCE{more}'), and take that: vnplug grant rm {flag}'{whom}={all}'",
+        wider.written(*kind),
+        all = wider.source,
+    );
+    Refusal::new(code::INVALID, what)
 }
 
 /// Whose grants of its attachment are taken, of which source, and with which filter (empty = any).

@@ -114,10 +114,7 @@ impl Given {
 
     /// As it is written.
     pub(crate) fn written(&self, kind: GrantKind) -> String {
-        let whom = match &self.whom {
-            Peer::User(uid) => format!("uid:{uid}"),
-            Peer::Vm(name) => format!("vm:{name}"),
-        };
+        let whom = self.whom.written();
         let end = match kind {
             _ if self.rest.is_empty() => "",
             GrantKind::See => ":",

@@ -27,6 +27,16 @@ pub enum Peer {
     Vm(String),
 }
 
+impl Peer {
+    /// As grants are written.
+    pub(crate) fn written(&self) -> String {
+        match self {
+            Self::User(uid) => format!("uid:{uid}"),
+            Self::Vm(name) => format!("vm:{name}"),
+        }
+    }
+}
+
 /// The grants.
 #[derive(Debug, Clone, Default)]
 pub struct Policy {
@@ -200,6 +210,40 @@ impl Policy {
                 self.of_back_ends.extend(new);
             }
         }
+    }
+
+    /// By which other grant the same one would still be permitted, if this change is to leave it no more than it says:
+    /// one of all sources, of a pattern, or of the whole switch. `attached` is what a VM was attached with.
+    pub(crate) fn wider(&self, change: &Change, attached: &[Grant]) -> Option<Given> {
+        let Change {
+            action,
+            kind,
+            given,
+        } = change;
+        let narrows = match (kind, action) {
+            (GrantKind::See, GrantAction::Set) => true,
+            // To send, what is said of a source comes before what is said of all.
+            (GrantKind::See | GrantKind::Send, GrantAction::Remove) => given.rest.is_empty(),
+            _ => false,
+        };
+        let (source, port) = match port_of(&given.source) {
+            Some((switch, Some(port))) => (switch, Some(port)),
+            _ => (given.source.as_str(), None),
+        };
+        let pattern = self.members.get(source);
+        let is_wider = |it: &Given| {
+            let is_of = covers(&it.source, source, port) || pattern == Some(&it.source);
+            it.whom == given.whom && it.source != given.source && is_of
+        };
+        let attached = attached.iter().map(|grant| Given {
+            whom: given.whom.clone(),
+            source: grant.source.clone(),
+            rest: grant.filter.clone(),
+        });
+        let attached = attached.map(|it| (GrantKind::See, it));
+        let mut all = self.grants().into_iter().chain(attached);
+        let found = all.find(|(of, it)| of == kind && is_wider(it));
+        found.map(|(_, it)| it).filter(|_| narrows)
     }
 
     /// Gives a grant, beside those that there are.
@@ -544,6 +588,58 @@ mod tests {
         assert_eq!(policy.may_join(&vm, "lan0").unwrap().settings, "vlan=8");
         change(&mut policy, Remove, GrantKind::Send, "vm:a=eth1");
         assert!(policy.may_send(&vm, "eth1").is_none());
+    }
+
+    #[test]
+    fn a_wider_grant_of_the_same_one_is_found_when_a_narrower_is_set_or_taken() {
+        use GrantAction::{Add, Remove, Set};
+        use GrantKind::{Join, See, Send};
+        let mut policy = Policy::new(77);
+        policy.note_member("vnet1", "vnet*");
+        for (whom, of) in [(1, "*"), (2, "vnet*"), (3, "lan0"), (4, "eth1")] {
+            policy.grant_user(whom, grant(of, "ip"));
+        }
+        policy.grant_sending(Sending {
+            whom: Peer::User(1),
+            source: "*".into(),
+            terms: String::new(),
+        });
+        let wider = |action, kind, text: &str, attached: &[Grant]| {
+            let given = Given::read(kind, text).unwrap();
+            let change = Change {
+                action,
+                kind,
+                given,
+            };
+            policy.wider(&change, attached).map(|it| it.written(kind))
+        };
+        let is = |text: &str| Some(text.to_owned());
+        for action in [Set, Remove] {
+            assert_eq!(wider(action, See, "uid:1=eth1", &[]), is("uid:1=*:ip"));
+            assert_eq!(wider(action, See, "uid:2=vnet1", &[]), is("uid:2=vnet*:ip"));
+            assert_eq!(
+                wider(action, See, "uid:3=lan0/port3", &[]),
+                is("uid:3=lan0:ip")
+            );
+            for own in [
+                "uid:1=*",
+                "uid:2=vnet2",
+                "uid:3=lan0",
+                "uid:4=eth1",
+                "uid:4=*",
+            ] {
+                assert_eq!(wider(action, See, own, &[]), None, "{own}");
+            }
+            let attached = [grant("eth1", ""), grant("*", "")];
+            assert_eq!(wider(action, See, "vm:a=eth1", &attached), is("vm:a=*"));
+            assert_eq!(wider(action, See, "vm:a=eth1", &attached[..1]), None);
+            assert_eq!(wider(action, Join, "uid:1=lan0", &[]), None);
+        }
+        // One of several, and one more, leave what else there is by what they say.
+        assert_eq!(wider(Remove, See, "uid:1=eth1:udp", &[]), None);
+        assert_eq!(wider(Add, See, "uid:1=eth1:udp", &[]), None);
+        assert_eq!(wider(Remove, Send, "uid:1=eth1", &[]), is("uid:1=*"));
+        assert_eq!(wider(Set, Send, "uid:1=eth1", &[]), None);
     }
 
     #[test]

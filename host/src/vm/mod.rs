@@ -229,10 +229,11 @@ impl Vm {
         let mut record = self.record.clone();
         let is_taken =
             |own: &(String, String)| own.0 == source && (filter.is_empty() || own.1 == filter);
-        record.allow.retain(|own| !is_taken(own));
-        if record.allow.len() == self.record.allow.len() {
+        let taken: Vec<_> = record.allow.extract_if(.., |own| is_taken(own)).collect();
+        if taken.is_empty() {
             return Ok(false);
         }
+        record.taken.extend(taken);
         record.save(state)?;
         self.record = record;
         Ok(true)
@@ -263,7 +264,7 @@ impl Vm {
         }
     }
 
-    /// Whether `spec` asks for what this VM is; the grants and the owner are taken over.
+    /// Whether `spec` asks for what this VM is; the owner is taken over, and the grants, but for what operators took.
     pub(crate) fn readopt(&mut self, spec: &VmSpec, state: &Path) -> Result<(), Refusal> {
         let same_kind = spec.kind == self.record.kind();
         let wanted = plan::rounded(spec.kind, spec.pool_bytes);
@@ -293,8 +294,9 @@ impl Vm {
             return Err(Refusal::new(code::EXISTS, what));
         }
         let grant = |grant: &Grant| (grant.source.clone(), grant.filter.clone());
+        let given = spec.allow.iter().map(grant);
         let record = Record {
-            allow: spec.allow.iter().map(grant).collect(),
+            allow: given.filter(|it| !self.record.taken.contains(it)).collect(),
             owner: spec.owner.to_string(),
             held: None,
             stays_for: spec.stays_for,

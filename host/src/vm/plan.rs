@@ -72,6 +72,7 @@ impl VmPlan {
                 .iter()
                 .map(|grant| (grant.source.clone(), grant.filter.clone()))
                 .collect(),
+            taken: Vec::new(),
             owner: spec.owner.to_string(),
             groups: groups.into_iter().map(|(group, _)| group).collect(),
             apart: false,

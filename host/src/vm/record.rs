@@ -27,6 +27,9 @@ pub(super) struct Record {
     pub(super) pool_bytes: u64,
     pub(super) vectors: u32,
     pub(super) allow: Vec<(String, String)>,
+    /// What operators took of it since: who attaches the same machine again does not give it again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) taken: Vec<(String, String)>,
     /// Who attached it; as text, for TOML's numbers have a sign.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) owner: String,

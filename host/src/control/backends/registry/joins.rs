@@ -154,10 +154,7 @@ impl Registry {
         let mut channel = Channel::new((number, connected.id), viewer.clone(), ends, events);
         let joined = Joined {
             channel: number,
-            who: match viewer {
-                Peer::Vm(name) => format!("vm:{name}"),
-                Peer::User(uid) => format!("uid:{uid}"),
-            },
+            who: viewer.written(),
             label: cut(request.label.clone(), MAX_LABEL),
             version: request.version,
         };
