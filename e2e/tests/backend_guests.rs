@@ -2,18 +2,25 @@
 //! in the pool and in devices that are plugged for it; and the same program, doing the same, in a container.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "backend_guests/resumes.rs"]
+mod resumes;
+
 use std::collections::BTreeSet;
+use std::os::unix::net::UnixListener;
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
 use vnplug::{BackEnd, BackEndOptions, Error, Heard};
 use vnplug_e2e::attached::{AttachedUml, agent, everything, image};
 use vnplug_e2e::daemon::{Daemon, example};
+use vnplug_e2e::manager::Manager;
 use vnplug_e2e::times::Times;
 use vnplug_e2e::user::{USER, open_to_all};
 use vnplug_e2e::{Guest, Image, Job, Lab, Machine, Qemu, QemuConfig, container};
 use vnplug_ring::control::{REVOKED_CHANNEL, code};
 use vnplug_testing::{Deadline, PATIENCE, eventually};
+
+use self::resumes::{Program, resumes};
 
 const SOON: Option<Duration> = Some(Duration::from_secs(60));
 /// How often each side dies.
@@ -351,45 +358,6 @@ fn hears_of_its_death(guest: &Guest, daemon: &Daemon, back: BackEnd, whose: &str
     back
 }
 
-/// The daemon is killed under a program with memory, and started again: program and back-end go on by themselves.
-fn resumes(uml: &AttachedUml, daemon: &mut Daemon, back: &mut BackEnd) {
-    let command = "vnplug channel kv --dump 32 <>/tmp/quiet 2>&1";
-    let program = uml.guest.spawn(command).unwrap();
-    let channel = joined(back, "vm:uml");
-    let before = back.share(channel, 1 << 20, true).unwrap();
-    back.memory(before).unwrap().write(0, b"before").unwrap();
-    back.event(channel, 0, 1).unwrap();
-    shows(&program, &format!("memory {before} begins: before"));
-    daemon.kill();
-    daemon.launch().unwrap();
-    uml.adopt_again(daemon);
-    assert!(matches!(heard(back), Heard::Left { channel: of, .. } if of == channel));
-    assert!(matches!(heard(back), Heard::Gone(_)));
-    assert_eq!(heard(back), Heard::Back);
-    let channel = joined(back, "vm:uml");
-    shows(&program, "# gone");
-    shows(&program, "# back");
-    // Messages both ways, events, and memory; what was shared before are zeros.
-    let says = uml.guest.run("echo again >/tmp/quiet", PATIENCE).unwrap();
-    assert_eq!(says.status, 0);
-    assert!(
-        matches!(heard(back), Heard::Message { channel: of, bytes } if of == channel && bytes == b"again")
-    );
-    back.send(channel, b"heard").unwrap();
-    shows(&program, "heard");
-    let after = back.share(channel, 1 << 20, true).unwrap();
-    back.memory(after).unwrap().write(0, b"after").unwrap();
-    back.event(channel, 0, 1).unwrap();
-    shows(&program, &format!("memory {after} begins: after"));
-    let said = program.peek(8192).unwrap();
-    let emptied = format!("memory {before} begins:");
-    let shown = said.lines().rfind(|line| line.contains(&emptied));
-    assert!(shown.unwrap().trim_end().ends_with("begins:"), "{said}");
-    assert!(back.withdraw(after, Duration::from_secs(30)).unwrap());
-    program.signal("KILL").unwrap();
-    assert!(matches!(heard(back), Heard::Left { channel: of, .. } if of == channel));
-}
-
 /// What an operator revokes is over for the program, which ends by that, and for the back-end.
 fn is_revoked(guest: &Guest, daemon: &Daemon, back: &mut BackEnd) {
     let command = "vnplug channel kv --dump 32 <>/tmp/quiet 2>&1";
@@ -467,7 +435,11 @@ fn programs_in_a_uml_speak_to_a_back_end_and_share_memory_of_the_pool() {
     shares(&uml.guest, &mut back, "vm:uml");
     is_emptied(&uml.guest, &mut back, "vm:uml");
     writes(&uml.guest, &mut back, "vm:uml");
-    resumes(&uml, &mut daemon, &mut back);
+    resumes(Program::in_guest(&uml.guest), "vm:uml", &mut back, || {
+        daemon.kill();
+        daemon.launch().unwrap();
+        uml.adopt_again(&daemon);
+    });
     is_revoked(&uml.guest, &daemon, &mut back);
     // All of it is free again.
     let free = || {
@@ -529,7 +501,13 @@ fn the_same_program_in_a_container_speaks_and_shares_memory() {
     let args = ["--config", &config, "--source", "lab=gen,pps=100"];
     let none = "none,id=9,uid=0";
     let backends = ["--backend", &kv, "--backend", none];
-    let daemon = Daemon::start(&lab, None, &[&args[..], &backends].concat()).unwrap();
+    let mut daemon = Daemon::unstarted(&lab, None, &[&args[..], &backends].concat()).unwrap();
+    // The container has this one file, which a service manager keeps; without one the next daemon makes another.
+    let manager = Manager::new(&lab).unwrap();
+    let listener = UnixListener::bind(daemon.socket()).unwrap();
+    manager.pass("control", listener.into());
+    daemon.set_manager(&manager);
+    daemon.launch().unwrap();
     let container = container::start(&lab, USER, &daemon.socket(), &with_pen());
     let container = container.unwrap_or_else(|error| panic!("{error}"));
     // It is one: of the host it has the socket, and no process, interface or user.
@@ -548,6 +526,10 @@ fn the_same_program_in_a_container_speaks_and_shares_memory() {
     is_emptied(&container, &mut back, &whose);
     writes(&container, &mut back, &whose);
     let mut back = hears_of_its_death(&container, &daemon, back, &whose);
+    resumes(Program::in_guest(&container), &whose, &mut back, || {
+        daemon.kill();
+        daemon.launch().unwrap();
+    });
     // It ends with a program in it, and that is told.
     let _program = container
         .spawn("vnplug channel kv <>/tmp/quiet 2>&1")
