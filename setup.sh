@@ -113,6 +113,15 @@ if [[ $job == test ]]; then
         fi
         rustup component add "${component#*:}"
     done
+    # a program in Rust is compiled to eBPF, for which `core` comes by its source
+    source=$(rustc --print sysroot)/lib/rustlib/src/rust/library/core
+    if [[ ! -e $source ]]; then
+        if ! command -v rustup >/dev/null; then
+            echo "setup: no $source, and no rustup to add it: install rust-src" >&2
+            exit 1
+        fi
+        rustup component add rust-src
+    fi
 fi
 
 missing=()

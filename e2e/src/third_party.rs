@@ -91,11 +91,44 @@ pub fn build_bpf(source: &Path, dir: &Path) -> Result<PathBuf> {
     }
 }
 
-/// As [`build_bpf`], of a file of `examples/programs`.
+/// As [`build_bpf`], of a file of `examples/programs`, or of its `rust`.
 ///
 /// # Errors
 /// If the compiler warns.
 pub fn example_bpf(name: &str, dir: &Path) -> Result<PathBuf> {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/programs");
+    if name.ends_with(".rs") {
+        let assembly = dir.join(name).with_extension("s");
+        compile_rust(&examples.join("rust"), &assembly)?;
+        return build_bpf(&assembly, dir);
+    }
     build_bpf(&examples.join(name), dir)
+}
+
+/// Compiles a crate to assembly of eBPF, as its first lines say, but for the toolchain: any that has the source of `core`.
+fn compile_rust(package: &Path, assembly: &Path) -> Result<()> {
+    let mut cargo = Command::new("cargo");
+    // What is said of the product's own build.
+    for (name, _) in std::env::vars_os() {
+        if name.as_encoded_bytes().starts_with(b"CARGO_PROFILE_") {
+            cargo.env_remove(name);
+        }
+    }
+    let output = cargo
+        .env_remove("RUSTFLAGS")
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("CARGO_TARGET_DIR", package.join("../../../target/ebpf"))
+        .current_dir(package)
+        .args(["rustc", "--quiet", "--locked", "--release", "--"])
+        .arg(format!("--emit=asm={}", assembly.display()))
+        .arg("-Dwarnings")
+        .output()
+        .map_err(io("cannot start cargo"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(LabError::Command {
+            command: format!("cargo rustc in {}", package.display()),
+            text: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }),
+    }
 }

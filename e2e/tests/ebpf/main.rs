@@ -51,9 +51,18 @@ const UDP: u32 = 17;
 
 #[test]
 fn the_kernel_and_the_daemon_count_in_one_map() {
+    both_count_in_one_map("count.c");
+}
+
+#[test]
+fn so_do_they_by_a_program_in_rust() {
+    both_count_in_one_map("count.rs");
+}
+
+fn both_count_in_one_map(example: &str) {
     let (lab, netns) = (Lab::new().unwrap(), Netns::new().unwrap());
     netns.veth("wire0", "wire1").unwrap();
-    let object = example_bpf("count.c", lab.dir()).unwrap();
+    let object = example_bpf(example, lab.dir()).unwrap();
     let program = flag("count", &object, ",attach=xdp:wire1");
     let args = ["--source", "wire1", "--program", &program];
     let daemon = Daemon::start(&lab, Some(&netns), &args).unwrap();
@@ -446,7 +455,7 @@ fn the_examples_do_the_same_in_the_kernel_and_in_the_daemon() {
     let lab = Lab::new().unwrap();
     let mut dice = Dice(seed("examples"));
     let mut roll = move || dice.roll();
-    for name in ["count.c", "first.c", "headers.c"] {
+    for name in ["count.c", "count.rs", "first.c", "headers.c"] {
         let object = std::fs::read(example_bpf(name, lab.dir()).unwrap()).unwrap();
         let object = Object::parse(&object, None).unwrap();
         // Each has maps of its own, which must be equal in the end.
