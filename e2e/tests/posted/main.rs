@@ -4,6 +4,7 @@
 mod frames;
 mod guests;
 mod lent;
+mod scribbles;
 
 use std::io::Write;
 use std::os::fd::AsFd;
