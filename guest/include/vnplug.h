@@ -363,8 +363,8 @@ int vnplug_wait(vnplug_port *port, int timeout_ms);
  * Sends a frame, Ethernet header included, FCS excluded: 1 = written, 0 = no room now, or an error.
  * `frame` is copied; it may be a packet that this port has lent, and those stay valid. The port needs
  * `transmit_bytes`, and its user a grant to send. VNPLUG_E_DISCONNECTED while the daemon is gone:
- * vnplug_next or vnplug_wait bring it back. What became of frames tell the host's counters "sent" and
- * "send_dropped_full", "_length", "_link", "_unsupported".
+ * vnplug_next and vnplug_wait bring it back, when what was received before is read. What became of frames
+ * tell the host's counters "sent" and "send_dropped_full", "_length", "_link", "_unsupported".
  */
 int vnplug_send(vnplug_port *port, const uint8_t *frame, size_t len);
 

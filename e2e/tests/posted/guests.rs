@@ -2,10 +2,12 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use vnplug::Direction;
 use vnplug_e2e::attached::{AttachedUml, agent, everything, image};
 use vnplug_e2e::daemon::{Daemon, example, value};
+use vnplug_e2e::third_party::build_c;
 use vnplug_e2e::{Image, Lab, Netns};
 use vnplug_ring::layout::{DATA_OFFSET, SEND_MAGIC, flags};
 use vnplug_testing::until;
@@ -82,5 +84,13 @@ fn carries(image: Image) {
 #[test]
 fn a_forwarder_in_a_guest_posts_what_lies_in_its_pool_and_goes_on_after_a_restart() {
     let forward = example("forward").unwrap();
+    carries(image().unwrap().program_at(forward, "/bin/forward"));
+}
+
+#[test]
+fn so_does_the_one_in_c() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/examples/forward.c");
+    let lab = Lab::new().unwrap();
+    let forward = build_c(&source, lab.dir(), &[]).unwrap();
     carries(image().unwrap().program_at(forward, "/bin/forward"));
 }

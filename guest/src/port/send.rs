@@ -289,7 +289,8 @@ impl Port {
     ///
     /// # Errors
     /// [`Error::Invalid`]: the port was opened without [`PortOptions::transmit`], or the frame is too
-    /// long. [`Error::Disconnected`] while reconnecting. The port is over, with the reason.
+    /// long. [`Error::Disconnected`] while reconnecting, for which what was received before has to be
+    /// read. The port is over, with the reason.
     ///
     /// [`PortOptions::transmit`]: crate::PortOptions::transmit
     #[inline]
