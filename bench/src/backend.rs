@@ -3,6 +3,8 @@
 //! Both ends are threads of this process, which sleep in `next`; between them is the daemon. The peer is the
 //! least that any broker does: a process that reads what one socket says and writes it to another.
 
+mod guest;
+
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -14,6 +16,8 @@ use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::Daemon;
 
 use crate::row::{Figure, Plan, Result, Samples};
+
+pub(crate) use guest::{CHILD, child, guest};
 
 /// The name of the process between two sockets.
 pub(crate) const RELAY: &str = "backend-relay";

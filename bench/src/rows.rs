@@ -25,6 +25,7 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
         Some((name, rest)) if name == "handoff-producer" => handoff::producer(rest),
         Some((name, _)) if name == "latency-pong" => latency::pong(),
         Some((name, rest)) if name == backend::RELAY => backend::relay(rest),
+        Some((name, rest)) if name == backend::CHILD => backend::child(rest),
         Some((name, rest)) if name == "attach" => attached::client(rest),
         Some((name, rest)) if name == "stage-reader" => stage::child(rest),
         Some((name, rest)) if name == "pcap-count" => pcap::child(rest),
@@ -298,6 +299,11 @@ const BACKEND: &[Row] = &[
         "backend-event",
         "an event until a back-end has heard it, and how many a second",
         backend::event,
+    ),
+    row(
+        "backend-guest",
+        "a message and an event to a back-end and back from guests, against a request by TCP over their card",
+        backend::guest,
     ),
 ];
 
