@@ -87,7 +87,7 @@ impl Control {
         // Last: an attach that is refused leaves its bars.
         self.forget_broken(&spec.name);
         self.vms.making(&plan);
-        Ok(Attaching::Waits(Want::Pool(plan), spec))
+        Ok(Attaching::Waits(Want::Pool(Box::new(plan)), spec))
     }
 
     /// Makes a VM known whose pool was made, for the connection that waits for it.

@@ -32,7 +32,7 @@ const MUCH: u64 = 16 << 20;
 /// What is to be made.
 pub(crate) enum Want {
     /// A VM's pool, and the arenas of groups that are made with it.
-    Pool(VmPlan),
+    Pool(Box<VmPlan>),
     /// A port's rings, and the arenas of the group that it is the first member of.
     Rings(Need),
     /// What a back-end shares with a program.
@@ -53,7 +53,7 @@ impl Want {
 
 /// What was made.
 pub(crate) enum Made {
-    Pool(VmPlan, io::Result<Committed>),
+    Pool(Box<VmPlan>, io::Result<Committed>),
     Rings(Need, io::Result<OwnMemory>),
     Shared(u64, io::Result<Exported>),
     Device(u64, io::Result<(Exported, Region)>),

@@ -291,7 +291,7 @@ impl Control {
         let Pending { whom, then, .. } = pending;
         let went = match (completed.made, then) {
             (Made::Pool(plan, pool), Then::Attach(spec)) => {
-                let ready = self.attached(token, &spec, plan, pool);
+                let ready = self.attached(token, &spec, *plan, pool);
                 self.sessions
                     .answer(whom, ready.map(|ready| (ready, Vec::new())))
             }
