@@ -289,8 +289,11 @@ fn what_a_vm_was_attached_with_is_narrowed_and_stays_so_over_a_restart() {
     };
     vm.is_judged(&daemon, true);
     // By name it would see on by what it has of all: that is said, with what to do.
-    for action in [GrantAction::Set, GrantAction::Remove] {
-        let refused = change(action, "vm:a=lab").unwrap_err().to_string();
+    for (action, grant) in [
+        (GrantAction::Set, "vm:a=lab:udp"),
+        (GrantAction::Remove, "vm:a=lab"),
+    ] {
+        let refused = change(action, grant).unwrap_err().to_string();
         let says =
             "vm:a may see lab by \"vm:a=*\", too. Narrow that: vnplug grant set 'vm:a=*:FILTER'.";
         assert!(refused.contains(says), "{refused}");
@@ -316,6 +319,17 @@ fn what_a_vm_was_attached_with_is_narrowed_and_stays_so_over_a_restart() {
     vm.is_judged(&daemon, false);
     // The control: another machine of that name has what its attachment says.
     drop(vm);
+    vm = Vm::attached(&daemon, 6);
+    vm.is_judged(&daemon, true);
+    // What is changed for this daemon's life is as before for the next one.
+    let mut operator = Client::connect_to(&daemon.socket()).unwrap();
+    let narrower = "vm:a=*:src host 10.9.9.9";
+    operator
+        .change_grant(GrantAction::Set, GrantKind::See, narrower, false)
+        .unwrap();
+    vm.is_judged(&daemon, false);
+    daemon.kill();
+    daemon.launch().unwrap();
     vm = Vm::attached(&daemon, 6);
     vm.is_judged(&daemon, true);
     drop(vm.agent);

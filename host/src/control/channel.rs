@@ -66,6 +66,7 @@ impl Control {
                 return Err(Refusal::new(code::EXISTS, what));
             }
             if same || anonymous {
+                spec.allow = vm.left_of(std::mem::take(&mut spec.allow));
                 // What the VM sees of the sources of its groups may not change under the others.
                 self.wanted_groups(&spec)?;
                 let Some(vm) = self.vms.served.get_mut(&spec.name) else {

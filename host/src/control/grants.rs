@@ -59,6 +59,11 @@ impl What {
         }
     }
 
+    /// Whether the next daemon does it again.
+    fn is_kept(&self) -> bool {
+        !matches!(self, Self::One { keep: false, .. })
+    }
+
     /// The grants that there are then.
     fn policy(&self, before: &Policy) -> Policy {
         let mut policy = before.clone();
@@ -266,7 +271,11 @@ impl Control {
         }
         if let Some((vm, source, filter)) = takes
             && let Some(vm) = self.vms.served.get_mut(vm)
-            && let Err(error) = vm.take_grants((source, filter), &self.vms.dirs.state)
+            && let Err(error) = vm.take_grants(
+                (source, filter),
+                regrant.what.is_kept(),
+                &self.vms.dirs.state,
+            )
         {
             let what = format!("what VM {:?} was attached with: {error}", vm.name());
             return self
@@ -487,7 +496,7 @@ fn terms_of(text: &str) -> SendTerms {
     text.parse().unwrap_or_default()
 }
 
-/// Why nothing is changed beside this grant of the same one.
+/// Why a change is refused: the same viewer has this grant, too.
 fn is_wider(change: &Change, wider: &Given) -> Refusal {
     let Change { kind, given, .. } = change;
     let (flag, more) = match kind {

@@ -212,8 +212,8 @@ impl Policy {
         }
     }
 
-    /// By which other grant the same one would still be permitted, if this change is to leave it no more than it says:
-    /// one of all sources, of a pattern, or of the whole switch. `attached` is what a VM was attached with.
+    /// The other grant because of which a change takes nothing: one without filter or terms, of all sources, of a pattern,
+    /// or of the whole switch. `attached` is what a VM was attached with.
     pub(crate) fn wider(&self, change: &Change, attached: &[Grant]) -> Option<Given> {
         let Change {
             action,
@@ -221,8 +221,8 @@ impl Policy {
             given,
         } = change;
         let narrows = match (kind, action) {
-            (GrantKind::See, GrantAction::Set) => true,
             // To send, what is said of a source comes before what is said of all.
+            (GrantKind::See, GrantAction::Set) => !given.rest.is_empty(),
             (GrantKind::See | GrantKind::Send, GrantAction::Remove) => given.rest.is_empty(),
             _ => false,
         };
@@ -232,8 +232,10 @@ impl Policy {
         };
         let pattern = self.members.get(source);
         let is_wider = |it: &Given| {
+            let is_same = it.source == given.source
+                || port.is_some() && port_of(&it.source) == Some((source, port));
             let is_of = covers(&it.source, source, port) || pattern == Some(&it.source);
-            it.whom == given.whom && it.source != given.source && is_of
+            it.whom == given.whom && it.rest.is_empty() && is_of && !is_same
         };
         let attached = attached.iter().map(|grant| Given {
             whom: given.whom.clone(),
@@ -596,14 +598,23 @@ mod tests {
         use GrantKind::{Join, See, Send};
         let mut policy = Policy::new(77);
         policy.note_member("vnet1", "vnet*");
-        for (whom, of) in [(1, "*"), (2, "vnet*"), (3, "lan0"), (4, "eth1")] {
-            policy.grant_user(whom, grant(of, "ip"));
+        for (whom, of) in [
+            (1, "*"),
+            (2, "vnet*"),
+            (3, "lan0"),
+            (4, "eth1"),
+            (5, "lan0/3"),
+        ] {
+            policy.grant_user(whom, grant(of, ""));
         }
-        policy.grant_sending(Sending {
-            whom: Peer::User(1),
-            source: "*".into(),
-            terms: String::new(),
-        });
+        policy.grant_user(6, grant("*", "icmp"));
+        for (whom, terms) in [(1, ""), (6, "rate=1M")] {
+            policy.grant_sending(Sending {
+                whom: Peer::User(whom),
+                source: "*".into(),
+                terms: terms.into(),
+            });
+        }
         let wider = |action, kind, text: &str, attached: &[Grant]| {
             let given = Given::read(kind, text).unwrap();
             let change = Change {
@@ -614,32 +625,37 @@ mod tests {
             policy.wider(&change, attached).map(|it| it.written(kind))
         };
         let is = |text: &str| Some(text.to_owned());
-        for action in [Set, Remove] {
-            assert_eq!(wider(action, See, "uid:1=eth1", &[]), is("uid:1=*:ip"));
-            assert_eq!(wider(action, See, "uid:2=vnet1", &[]), is("uid:2=vnet*:ip"));
-            assert_eq!(
-                wider(action, See, "uid:3=lan0/port3", &[]),
-                is("uid:3=lan0:ip")
-            );
+        for (action, rest) in [(Set, ":udp"), (Remove, "")] {
+            let wider = |text: &str, attached: &[Grant]| {
+                wider(action, See, &format!("{text}{rest}"), attached)
+            };
+            assert_eq!(wider("uid:1=eth1", &[]), is("uid:1=*"));
+            assert_eq!(wider("uid:2=vnet1", &[]), is("uid:2=vnet*"));
+            assert_eq!(wider("uid:3=lan0/port3", &[]), is("uid:3=lan0"));
+            // Nor is another spelling of the same port wider, nor what shows only a part: that is left, and no more.
             for own in [
                 "uid:1=*",
                 "uid:2=vnet2",
                 "uid:3=lan0",
                 "uid:4=eth1",
                 "uid:4=*",
+                "uid:5=lan0/port3",
+                "uid:6=eth1",
             ] {
-                assert_eq!(wider(action, See, own, &[]), None, "{own}");
+                assert_eq!(wider(own, &[]), None, "{own}");
             }
             let attached = [grant("eth1", ""), grant("*", "")];
-            assert_eq!(wider(action, See, "vm:a=eth1", &attached), is("vm:a=*"));
-            assert_eq!(wider(action, See, "vm:a=eth1", &attached[..1]), None);
-            assert_eq!(wider(action, Join, "uid:1=lan0", &[]), None);
+            assert_eq!(wider("vm:a=eth1", &attached), is("vm:a=*"));
+            assert_eq!(wider("vm:a=eth1", &attached[..1]), None);
         }
-        // One of several, and one more, leave what else there is by what they say.
-        assert_eq!(wider(Remove, See, "uid:1=eth1:udp", &[]), None);
+        // Nothing is taken by who gives all, or one more, nor by who takes one of several.
+        assert_eq!(wider(Set, See, "uid:1=eth1", &[]), None);
         assert_eq!(wider(Add, See, "uid:1=eth1:udp", &[]), None);
+        assert_eq!(wider(Remove, See, "uid:1=eth1:udp", &[]), None);
+        assert_eq!(wider(Set, Join, "uid:1=lan0", &[]), None);
         assert_eq!(wider(Remove, Send, "uid:1=eth1", &[]), is("uid:1=*"));
-        assert_eq!(wider(Set, Send, "uid:1=eth1", &[]), None);
+        assert_eq!(wider(Remove, Send, "uid:6=eth1", &[]), None);
+        assert_eq!(wider(Set, Send, "uid:1=eth1,rate=1M", &[]), None);
     }
 
     #[test]

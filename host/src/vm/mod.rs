@@ -59,6 +59,8 @@ pub(crate) struct Vm {
     pub(crate) doorbell: Option<DoorbellServer>,
     /// How many of its vectors the agent listens to.
     pub(crate) heard: u32,
+    /// Grants of its attachment that are not in force until the daemon ends.
+    withheld: Vec<(String, String)>,
 }
 
 impl Vm {
@@ -177,6 +179,7 @@ impl Vm {
             board: None,
             doorbell,
             heard: 0,
+            withheld: Vec::new(),
         })
     }
 
@@ -211,32 +214,55 @@ impl Vm {
         Ok(rustix::fs::open(&self.record.pool, flags, Mode::empty())?)
     }
 
-    /// What it was granted when it was attached.
+    /// What it was granted when it was attached, but for what operators took.
     pub(crate) fn grants(&self) -> Vec<Grant> {
-        self.record.grants()
+        let mut grants = self.record.grants();
+        grants.retain(|it| !self.withheld.contains(&pair(it)));
+        grants
     }
 
-    /// Takes what it was granted when it was attached: of a source, or only what has this filter. True if
-    /// there was any.
+    /// Takes what it was granted when it was attached: of a source, or only what has this filter; for good, or until
+    /// the daemon ends. True if there was any.
     ///
     /// # Errors
     /// It cannot be written down; nothing was changed.
     pub(crate) fn take_grants(
         &mut self,
         (source, filter): (&str, &str),
+        for_good: bool,
         state: &Path,
     ) -> io::Result<bool> {
-        let mut record = self.record.clone();
-        let is_taken =
+        let is_meant =
             |own: &(String, String)| own.0 == source && (filter.is_empty() || own.1 == filter);
-        let taken: Vec<_> = record.allow.extract_if(.., |own| is_taken(own)).collect();
+        let mut taken: Vec<_> = self.grants().iter().map(pair).collect();
+        taken.retain(is_meant);
         if taken.is_empty() {
             return Ok(false);
         }
-        record.taken.extend(taken);
-        record.save(state)?;
-        self.record = record;
+        if for_good {
+            let mut record = self.record.clone();
+            record.allow.retain(|own| !taken.contains(own));
+            taken.retain(|own| !record.taken.contains(own));
+            record.taken.extend(taken);
+            record.save(state)?;
+            self.record = record;
+        } else {
+            self.withheld.extend(taken);
+        }
         Ok(true)
+    }
+
+    /// What is left of what somebody attaches this machine with: what operators took of it is not given again.
+    pub(crate) fn left_of(&self, mut allow: Vec<Grant>) -> Vec<Grant> {
+        allow.retain(|grant| {
+            let is_left = !self.record.taken.contains(&pair(grant));
+            if !is_left {
+                let (vm, source) = (self.name(), grant.source.escape_debug());
+                log::info!(target: "vm", "VM {vm:?}: --allow {source} was taken by an operator and is not given again");
+            }
+            is_left
+        });
+        allow
     }
 
     /// The groups of the host that it may join.
@@ -264,7 +290,7 @@ impl Vm {
         }
     }
 
-    /// Whether `spec` asks for what this VM is; the owner is taken over, and the grants, but for what operators took.
+    /// Whether `spec` asks for what this VM is; the grants and the owner are taken over.
     pub(crate) fn readopt(&mut self, spec: &VmSpec, state: &Path) -> Result<(), Refusal> {
         let same_kind = spec.kind == self.record.kind();
         let wanted = plan::rounded(spec.kind, spec.pool_bytes);
@@ -293,10 +319,8 @@ impl Vm {
             );
             return Err(Refusal::new(code::EXISTS, what));
         }
-        let grant = |grant: &Grant| (grant.source.clone(), grant.filter.clone());
-        let given = spec.allow.iter().map(grant);
         let record = Record {
-            allow: given.filter(|it| !self.record.taken.contains(it)).collect(),
+            allow: spec.allow.iter().map(pair).collect(),
             owner: spec.owner.to_string(),
             held: None,
             stays_for: spec.stays_for,
@@ -411,6 +435,11 @@ impl Vm {
         self.watch.give_up();
         self.region
     }
+}
+
+/// As records have it.
+fn pair(grant: &Grant) -> (String, String) {
+    (grant.source.clone(), grant.filter.clone())
 }
 
 /// The pool of a file that is mapped whole, and what lies before it.

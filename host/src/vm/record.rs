@@ -27,7 +27,7 @@ pub(super) struct Record {
     pub(super) pool_bytes: u64,
     pub(super) vectors: u32,
     pub(super) allow: Vec<(String, String)>,
-    /// What operators took of it since: who attaches the same machine again does not give it again.
+    /// What operators took of it for good: an attach of the same machine does not give it again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) taken: Vec<(String, String)>,
     /// Who attached it; as text, for TOML's numbers have a sign.
