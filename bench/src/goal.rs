@@ -218,6 +218,15 @@ const GOALS: &[(&str, Goal)] = &[
     ("acks-slow-start-1024", Goal::ShareOfPeer(1.05)),
     ("acks-guest-price", Goal::ShareOfPeer(1.1)),
     ("acks-container-price", Goal::ShareOfPeer(1.1)),
+    // A flood that nothing can be merged of costs nothing, and neither do ACKs that are looked at.
+    ("aggregate-flood-ring-130", Goal::ShareOfPeer(1.05)),
+    ("aggregate-flood-ring-1514", Goal::ShareOfPeer(1.05)),
+    ("aggregate-flood-guest-130", Goal::ShareOfPeer(1.05)),
+    ("aggregate-flood-guest-1514", Goal::ShareOfPeer(1.05)),
+    ("aggregate-flood-memory", Goal::AtMost(1024.0)),
+    ("acks-only-ring", Goal::ShareOfPeer(1.05)),
+    ("acks-only-guest", Goal::ShareOfPeer(1.05)),
+    ("acks-only-guest-set", Goal::ShareOfPeer(1.05)),
     ("tcp-rr", Goal::TimesPeer(0.99)),
     ("tcp-rr-beside-p99", Goal::ShareOfPeer(1.05)),
     // No pair is slower than its slower end is among its like.

@@ -77,6 +77,16 @@ pub(super) const SWITCH: &[Row] = &[
         switch::aggregate_loss,
     ),
     row(
+        "aggregate-flood",
+        "a million flows of one segment through a switch to a card with segments merged, against without",
+        switch::flood,
+    ),
+    row(
+        "acks-only",
+        "ACKs alone through a switch, by rings and between cards, also where each is looked at, against frames of 60 bytes",
+        switch::acks_only,
+    ),
+    row(
         "acks-slow-start",
         "short transfers from a sender that counts ACKs and from Linux, with segments merged and ACKs expanded, against neither",
         switch::slow_start,
