@@ -1,5 +1,7 @@
 //! Checks that a host and a guest have in common.
 
+use std::ops::RangeInclusive;
+
 use super::check::{Check, Finding};
 use super::machine::{self, Machine};
 
@@ -12,6 +14,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check::new("tun", tun),
         Check::new("memlock", memlock),
         Check::new("cpus", cpus),
+        Check::new("isolated-cpus", isolated_cpus),
         Check::new("apparmor", apparmor),
     ]
 }
@@ -151,22 +154,65 @@ fn cpus(machine: &Machine) -> Finding {
         });
         caches.extend(shared.filter(|it| !caches.contains(it)));
     }
-    let isolated = machine.read(&format!("{dir}/isolated")).unwrap_or_default();
-    let isolated = match isolated.is_empty() {
-        true => String::new(),
-        false => format!("; isolated: {isolated}"),
-    };
     match caches.len() {
         0 => Finding::skipped("the system does not say which CPUs share a cache"),
-        1 => Finding::ok(format!("all CPUs share a cache{isolated}")),
+        1 => Finding::ok("all CPUs share a cache"),
         count => Finding::warn(
             format!(
-                "{count} groups of CPUs share no cache: {}{isolated}",
+                "{count} groups of CPUs share no cache: {}",
                 caches.join(" | ")
             ),
             "keep a source's threads and its readers in one group: option cpus= of the source, `taskset` for readers",
         ),
     }
+}
+
+/// The scheduler puts no thread on an isolated CPU by itself, and does not share the load of those that are put there.
+fn isolated_cpus(machine: &Machine) -> Finding {
+    let list = machine.read("/sys/devices/system/cpu/isolated");
+    let list = list.unwrap_or_default();
+    if list.is_empty() {
+        return Finding::ok("no CPU is isolated; a source needs none");
+    }
+    let Some(pid) = machine.process("vnplugd") else {
+        return Finding::ok(format!(
+            "isolated CPUs: {list}; no daemon runs that could have a thread there"
+        ));
+    };
+    let is_isolated = |cpu: &u32| spans(&list).any(|span| span.contains(cpu));
+    // A thread that may run on one alone was put there.
+    let pinned = machine.names(&format!("/proc/{pid}/task")).into_iter();
+    let pinned = pinned.filter_map(|thread| {
+        let status = machine.read(&format!("/proc/{pid}/task/{thread}/status"));
+        let status = status.ok()?;
+        let mut lines = status.lines();
+        let allowed = lines.find_map(|it| it.strip_prefix("Cpus_allowed_list:"))?;
+        allowed.trim().parse::<u32>().ok()
+    });
+    match pinned.filter(is_isolated).count() {
+        0 => Finding::warn(
+            format!("CPUs {list} are isolated, and no thread of the daemon is there: they idle"),
+            format!(
+                "option cpus={} of a source, or boot without isolcpus=",
+                spans(&list)
+                    .flatten()
+                    .map(|cpu| cpu.to_string())
+                    .collect::<Vec<_>>()
+                    .join("+")
+            ),
+        ),
+        threads => Finding::ok(format!(
+            "isolated CPUs: {list}; threads of the daemon there: {threads}"
+        )),
+    }
+}
+
+/// The spans of a list of CPUs, as `2-3,6`.
+fn spans(list: &str) -> impl Iterator<Item = RangeInclusive<u32>> {
+    list.split(',').filter_map(|span| {
+        let (first, last) = span.split_once('-').unwrap_or((span, span));
+        Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
+    })
 }
 
 /// A source's packet memory is 16 MiB and more.

@@ -154,10 +154,15 @@ fn bpf(machine: &Machine) -> Finding {
         .read("/proc/sys/kernel/unprivileged_bpf_disabled")
         .as_deref()
     {
-        Ok("0") => Finding::ok("the kernel takes eBPF"),
-        Ok(_) => Finding::ok(
-            "the kernel takes eBPF from processes with CAP_BPF: a daemon that an ordinary user starts drops nothing early",
+        Ok("0") => Finding::warn(
+            "every user of this host may load eBPF programs: vNPlug needs that of nobody, and it helps Spectre attacks",
+            "sysctl -w kernel.unprivileged_bpf_disabled=2",
         ),
+        Ok(_) if is_ordinary(machine) => Finding::warn(
+            "the kernel takes eBPF from processes with CAP_BPF, and no thread of the daemon, which is not root's, has it: nothing is dropped early",
+            "systemctl start vnplugd    (or start it as root; with early=no for every source nothing is amiss)",
+        ),
+        Ok(_) => Finding::ok("the kernel takes eBPF, from processes with CAP_BPF"),
         Err(_) => Finding::warn(
             "the kernel has no bpf(2): nothing is dropped early, there is no af_xdp, and no program of a switch",
             "boot a kernel with CONFIG_BPF_SYSCALL",
@@ -165,5 +170,27 @@ fn bpf(machine: &Machine) -> Finding {
     }
 }
 
+/// Whether a daemon runs that is not root's, and no thread of which has `CAP_BPF`.
+fn is_ordinary(machine: &Machine) -> bool {
+    let Some(pid) = machine.process("vnplugd") else {
+        return false;
+    };
+    let threads = machine.names(&format!("/proc/{pid}/task")).into_iter();
+    let mut all = threads.filter_map(|thread| {
+        let status = machine.read(&format!("/proc/{pid}/task/{thread}/status"));
+        let status = status.ok()?;
+        let word = |key: &str| {
+            let line = status.lines().find_map(|it| it.strip_prefix(key))?;
+            line.split_whitespace().next()
+        };
+        let caps = u64::from_str_radix(word("CapPrm:")?, 16).ok()?;
+        Some(word("Uid:")? != "0" && caps & CAP_BPF == 0)
+    });
+    let has_threads = all.next();
+    has_threads == Some(true) && all.all(|it| it)
+}
+
+/// include/uapi/linux/capability.h: number 39.
+const CAP_BPF: u64 = 1 << 39;
 /// The default pool of a VM.
 const ENOUGH_SHARED: u64 = 64 << 20;

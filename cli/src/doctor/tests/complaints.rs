@@ -120,6 +120,24 @@ fn of_the_host(seen: &mut Seen) {
     seen.file(("host", "libpcap"), file, "apt-get install libpcap0.8");
     let file = missing("proc/sys/kernel/unprivileged_bpf_disabled", "2\n");
     seen.file(("host", "bpf"), file, "CONFIG_BPF_SYSCALL");
+    let rule = "proc/sys/kernel/unprivileged_bpf_disabled";
+    let file = differs(rule, "0\n", "2\n");
+    let cure = "sysctl -w kernel.unprivileged_bpf_disabled=2";
+    seen.file(("host", "bpf"), file, cure);
+    let made = Made::new();
+    made.file(rule, "2\n").file("proc/9/comm", "vnplugd\n");
+    let threads = |uid: &str, caps: [&str; 2]| {
+        for (thread, caps) in caps.iter().enumerate() {
+            let text = format!("Uid:\t{uid}\t{uid}\nCapPrm:\t{caps}\n");
+            made.file(&format!("proc/9/task/{thread}/status"), &text);
+        }
+        look(&made, "host", "bpf")
+    };
+    let (none, bpf) = ("0000000000002000", "0000008000002000");
+    let cure = "systemctl start vnplugd";
+    seen.complains("host", "bpf", &threads("1000", [none, none]), cure);
+    seen.is_content("host", "bpf", &threads("1000", [none, bpf]));
+    seen.is_content("host", "bpf", &threads("0", [none, none]));
     let file = differs("proc/sys/net/core/bpf_jit_enable", "0\n", "1\n");
     let cure = "sysctl -w net.core.bpf_jit_enable=1";
     seen.file(("host", "bpf-jit"), file, cure);
@@ -184,6 +202,25 @@ fn of_both(seen: &mut Seen) {
     };
     seen.is_content("both", "cpus", &cpu(0, "0-1\n"));
     seen.complains("both", "cpus", &cpu(2, "2-3\n"), "cpus=");
+
+    let made = Made::new();
+    seen.is_content(
+        "both",
+        "isolated-cpus",
+        &look(&made, "both", "isolated-cpus"),
+    );
+    let isolated = |allowed: &str| {
+        made.file("sys/devices/system/cpu/isolated", "2-3,6\n");
+        made.file("proc/9/comm", "vnplugd\n");
+        let text = format!("Cpus_allowed_list:\t{allowed}\n");
+        made.file("proc/9/task/10/status", &text);
+        look(&made, "both", "isolated-cpus")
+    };
+    for elsewhere in ["0-7", "4"] {
+        let found = isolated(elsewhere);
+        seen.complains("both", "isolated-cpus", &found, "cpus=2+3+6");
+    }
+    seen.is_content("both", "isolated-cpus", &isolated("3"));
 
     let made = Made::new();
     let local = "etc/apparmor.d/local/abstractions/libvirt-qemu";
