@@ -210,6 +210,15 @@ impl Prometheus {
         answer["data"]["result"].as_array().unwrap().clone()
     }
 
+    /// The values of a label, as Grafana asks for `label_values(METRIC, LABEL)`.
+    fn values(&self, metric: &str, label: &str) -> Vec<Value> {
+        let path = format!("/api/v1/label/{label}/values?match%5B%5D={metric}");
+        let text = get(&self.address, &path);
+        let answer: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(answer["status"], "success", "{metric}, {label}: {text}");
+        answer["data"].as_array().unwrap().clone()
+    }
+
     /// Waits until a query has an answer, or none.
     fn becomes(&self, query: &str, there: bool) {
         until(query, || self.ask(query), |found| found.is_empty() != there);
@@ -232,6 +241,24 @@ fn queries() -> Vec<(String, String)> {
         }
     }
     assert!(all.len() > 20, "{}", all.len());
+    all
+}
+
+/// The variables of the dashboard that are lists of a label's values: the metric, and the label.
+fn variables() -> Vec<(String, String)> {
+    let text = fs::read_to_string(dist("dashboard.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let list = dashboard["templating"]["list"].as_array().unwrap();
+    let asked = list.iter().filter(|it| it["type"] == "query");
+    let parts = asked.map(|it| {
+        let query = it["query"].as_str().unwrap();
+        let inner = query.strip_prefix("label_values(");
+        let inner = inner.and_then(|it| it.strip_suffix(')'));
+        let (metric, label) = inner.and_then(|it| it.split_once(", ")).expect(query);
+        (metric.to_owned(), label.to_owned())
+    });
+    let all: Vec<_> = parts.collect();
+    assert!(!all.is_empty());
     all
 }
 
@@ -298,6 +325,12 @@ fn every_query_of_the_dashboard_has_an_answer_and_alerts_see_real_faults() {
                 }
             }
             assert!(empty.is_empty(), "{empty:#?}");
+            for (metric, label) in variables() {
+                let values = prometheus.values(&metric, &label);
+                assert!(values.contains(&"wire1".into()), "{metric}: {values:?}");
+                // The control: what no series has is no list.
+                assert_eq!(prometheus.values(&metric, "nothing"), [] as [Value; 0]);
+            }
             // A daemon that does not run, for a while.
             let pid = Pid::from_raw(daemon.pid() as i32).unwrap();
             kill_process(pid, Signal::STOP).unwrap();
