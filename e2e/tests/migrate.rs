@@ -264,6 +264,8 @@ fn go_to_and_fro(how: &[&str]) {
             .map(|(mark, told)| ms(mark) - of(told, of_qemu))
             .collect();
         tell(what, &mut beyond);
+        let median = beyond[beyond.len() / 2];
+        assert!(median < BEYOND_MS, "{how:?}: {what}: {beyond:?}");
     }
     tell(
         "without packets",
@@ -280,6 +282,11 @@ fn go_to_and_fro(how: &[&str]) {
         tell(key, &mut all);
     }
 }
+
+/// What a move may cost beyond QEMU's own time, in the median. Of a hundred moves under emulation, beside builds, the largest was 1,451 ms
+/// beyond `total-time`, and none was without packets for more than 2,735 ms. The goal, 500 ms beyond the time in which the machine
+/// stands still, is missed: docs/migration.md.
+const BEYOND_MS: f64 = 4500.0;
 
 fn tell(what: &str, all: &mut [f64]) {
     all.sort_by(f64::total_cmp);
