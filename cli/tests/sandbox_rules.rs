@@ -132,6 +132,44 @@ fn rules_are_added_listed_tried_and_taken_away() {
     );
 }
 
+/// Whose a rule is, besides the program's path, and how long it holds.
+#[test]
+fn a_rule_is_for_a_file_a_command_line_and_an_ancestor_until_its_time() {
+    let dir = TestDir::new("cli-sandbox-rules-whose");
+    let (hash, other) = ("a".repeat(64), "b".repeat(64));
+    said(
+        &dir,
+        &format!(
+            "rules add allow --sha256 {hash} --arguments fetch* --parent /usr/bin/make \
+             --to 192.0.2.7 --until 2100-01-02T03:04:05Z"
+        ),
+    );
+    said(
+        &dir,
+        "rules add allow --to 192.0.2.8 --until 2001-01-02T03:04:05Z",
+    );
+    let rule = json(&dir, "rules list")["rules"][0].clone();
+    assert_eq!(rule["until"], "2100-01-02T03:04:05Z", "{rule}");
+    let verdict = |hash: &str, words: &str, parent: &str| {
+        let line = format!(
+            "rules test --sha256 {hash} --arguments {words} --parent {parent} --to 192.0.2.7 --port 443"
+        );
+        json(&dir, &line)["verdict"].clone()
+    };
+    assert_eq!(verdict(&hash, "fetch-all", "/usr/bin/make"), "allow");
+    for (hash, words, parent) in [
+        (&other, "fetch-all", "/usr/bin/make"),
+        (&hash, "push", "/usr/bin/make"),
+        (&hash, "fetch-all", "/usr/bin/sh"),
+    ] {
+        assert_eq!(verdict(hash, words, parent), "ask", "{words} {parent}");
+    }
+    let over = json(&dir, "rules test --to 192.0.2.8 --port 443");
+    assert_eq!(over["verdict"], "ask", "{over}");
+    let wrong = vnplug(&dir, "rules add allow --to 192.0.2.8 --until tomorrow");
+    assert!(!wrong.status.success());
+}
+
 #[test]
 fn what_is_wrong_is_said_with_what_to_do() {
     let dir = TestDir::new("cli-sandbox-wrong");
