@@ -72,6 +72,9 @@ fn memlock(machine: &Machine) -> Finding {
     )
 }
 
+/// Its profile, which has to take paths of mounts that are not its own: an agent with mounts of its own hands over the ring's memory.
+const TCPDUMP: &str = "usr.bin.tcpdump";
+
 /// What distributions confine, and the profile of which knows no file of ours until somebody appends them.
 fn apparmor(machine: &Machine) -> Finding {
     let enabled = machine.read("/sys/module/apparmor/parameters/enabled");
@@ -95,12 +98,7 @@ fn apparmor(machine: &Machine) -> Finding {
             "QEMUs of libvirt's (`vnplug attach`)",
             true,
         ),
-        (
-            "usr.bin.tcpdump",
-            "usr.bin.tcpdump",
-            "tcpdump (the drop-in)",
-            has_dropin,
-        ),
+        (TCPDUMP, TCPDUMP, "tcpdump (the drop-in)", has_dropin),
     ];
     let lacks = |(profile, local, _, counts): &(&str, &str, &str, bool)| {
         let said = machine
@@ -109,10 +107,14 @@ fn apparmor(machine: &Machine) -> Finding {
         let mut lines = said
             .lines()
             .filter(|line| !line.trim_start().starts_with('#'));
+        let text = machine
+            .read(&format!("{dir}/{profile}"))
+            .unwrap_or_default();
+        let connected = *profile != TCPDUMP || text.contains("attach_disconnected");
         *counts
             && machine.has(&format!("{dir}/{profile}"))
             && !machine.has(&format!("{dir}/disable/{profile}"))
-            && !lines.any(|line| line.contains("vnplug"))
+            && !(connected && lines.any(|line| line.contains("vnplug")))
     };
     let missing: Vec<_> = parts.iter().filter(|it| lacks(it)).collect();
     if missing.is_empty() {
@@ -126,7 +128,10 @@ fn apparmor(machine: &Machine) -> Finding {
         let name = local.rsplit('/').next().unwrap_or(local);
         let append = format!("cat {share}/vnplug/apparmor/{name} >>{dir}/local/{local}");
         match name {
-            "usr.bin.tcpdump" => format!("{append} && apparmor_parser -r {dir}/{name}"),
+            TCPDUMP => format!(
+                "{append} && sed -i '/^profile tcpdump/s/ {{$/ flags=(attach_disconnected) {{/' {dir}/{name} && \
+                 apparmor_parser -r {dir}/{name}"
+            ),
             _ => format!("{append}    (for machines that start then)"),
         }
     });

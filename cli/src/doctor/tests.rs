@@ -176,6 +176,11 @@ fn apparmor_is_told_of_where_its_local_part_lacks_our_files() {
         "etc/apparmor.d/local/usr.bin.tcpdump",
         include_str!("../../../dist/apparmor/usr.bin.tcpdump"),
     );
+    assert_eq!(state(&made), State::Warn, "the agent has mounts of its own");
+    made.file(
+        "etc/apparmor.d/usr.bin.tcpdump",
+        "profile tcpdump /usr/bin/tcpdump flags=(attach_disconnected) {\n",
+    );
     assert_eq!(state(&made), State::Ok);
 }
 
