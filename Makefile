@@ -9,7 +9,7 @@
 #   make build   vnplugd, vnplug-web, libvnplug, and the static vnplug for guests
 #   make query   vnplug-query, which answers `vnplug query` (takes longer than all the rest)
 #   make install PREFIX=/usr/local      what was built; as root it needs no Rust
-#   make package   .deb, .rpm, a static tarball, an OCI image: target/packages
+#   make package   .deb, .rpm, a static tarball, an OCI image, a Python wheel: target/packages
 #   make site    the documentation as a site: target/site/html
 
 PREFIX ?= /usr/local
@@ -19,6 +19,9 @@ ARM64 := aarch64-unknown-linux-gnu
 GUEST_BIN := target/guest/bin/vnplug
 # What is made of what cargo built: the library with versions, man pages.
 PRODUCED := target/products
+# Pages and completions of the programs that are built: again when one more is.
+WRITE_MANUAL = dist/manual $(PRODUCED)/manual $(GUEST_BIN) \
+	$(addprefix $(TARGET)/release/,vnplugd vnplug-web vnplug-metrics vnplug-query)
 # Lets User-mode Linux run on processors with AMX; `vnplug attach uml` finds it in ../lib/vnplug.
 UML_PRELOAD := target/guest/lib/vnplug/libvnplug-uml-xstate.so
 # Tests and the demo make network namespaces and boot guests; they ask for root only to run.
@@ -82,12 +85,12 @@ build: guest
 	$(CC) -shared -o $(PRODUCED)/libvnplug.so.0 -Wl,-soname,libvnplug.so.0 \
 		-Wl,--version-script=guest/vnplug.map -Wl,--gc-sections,--no-undefined,-z,relro,-z,now \
 		-Wl,--whole-archive $(TARGET)/release/libvnplug.a -Wl,--no-whole-archive -lgcc_s -lc
-	dist/manual $(PRODUCED)/manual $(GUEST_BIN) $(TARGET)/release/vnplugd $(TARGET)/release/vnplug-web \
-		$(TARGET)/release/vnplug-metrics $(TARGET)/release/vnplug-query
+	$(WRITE_MANUAL)
 	@echo "built: $(TARGET)/release/vnplugd, $(TARGET)/release/libvnplug.so, $(GUEST_BIN)"
 
 query: setup-build
 	cargo build --locked --release -p vnplug-query
+	test ! -x $(GUEST_BIN) || $(WRITE_MANUAL)
 	@echo "built: $(TARGET)/release/vnplug-query"
 
 demo: setup-demo guest
@@ -143,14 +146,13 @@ bench: setup guest
 install:
 	@PREFIX=$(PREFIX) dist/install
 
-# Packages of what is built: target/packages. `make package KINDS="deb tar"` makes some of them.
+# Packages of what is built: target/packages. `make package KINDS="deb tar"` makes some of them. The wheel is compiled here, and by a
+# program of PyPI's.
 package: setup-package build query
-	dist/package $(KINDS)
+	dist/package $(or $(KINDS),deb rpm tar iso image wheel)
 
 # Installs them into a fresh Debian, runs, upgrades and removes them there; then types what the pages say.
 test-packages: package
-	rm -f target/packages/*.whl
-	dist/package wheel
 	./.ci/packages
 	./.ci/type-commands
 

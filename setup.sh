@@ -136,8 +136,8 @@ for need in "${needs[@]}"; do
         PATH=$PATH:/usr/sbin:/sbin command -v "$what" >/dev/null || missing+=("$package")
     fi
 done
-# The tests of the Python package make a virtual environment.
-if [[ $job == test ]]; then
+# The tests of the Python package make a virtual environment, and its wheel is compiled in one.
+if [[ $job == test || $job == package ]]; then
     python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
 fi
 [[ ${#missing[@]} -eq 0 ]] && exit 0
