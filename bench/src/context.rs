@@ -181,7 +181,7 @@ fn wire() -> Result<(Lab, Netns)> {
 }
 
 /// Jain's index of fairness: 1 if all are equal, 1/n if one has all.
-fn jain(parts: &[f64]) -> f64 {
+pub(crate) fn jain(parts: &[f64]) -> f64 {
     let sum: f64 = parts.iter().sum();
     let squares: f64 = parts.iter().map(|it| it * it).sum();
     sum * sum / (parts.len() as f64 * squares).max(1.0)

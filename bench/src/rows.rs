@@ -278,6 +278,11 @@ const CONTEXT: &[Row] = &[
         switch::contexts,
     ),
     row(
+        "context-guests",
+        "frames that 1 to 32 guests send at once by the rings of a port each, against their cards by TAPs on a bridge",
+        switch::contexts_of_guests,
+    ),
+    row(
         "context-rx",
         "1 to 32 ports that receive from one wire by their addresses, against as many TAPs on a bridge",
         context::receive,

@@ -48,7 +48,10 @@ pub(crate) use plugs::programs;
 pub(crate) use ring::against_memif as rings;
 pub(crate) use short::{acks_only, flood};
 pub(crate) use slow_start::{senders as acks_senders, slow_start};
-pub(crate) use stages::{CONTEXT_CHILD, context_child, contexts, parts as twin_parts, stages};
+pub(crate) use stages::{
+    CONTEXT_CHILD, context_child, contexts, crowd as contexts_of_guests, parts as twin_parts,
+    stages,
+};
 pub(crate) use talk::{CHILD, child};
 pub(crate) use twin::{containers as twin_containers, upcalls as twin_upcalls};
 pub(crate) use twin_peers::{guest as twin_guest, peers as twin_peers};

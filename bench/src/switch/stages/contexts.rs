@@ -110,11 +110,11 @@ fn frame() -> Vec<u8> {
     frame
 }
 
-struct Site {
-    uml: AttachedUml,
-    daemon: Daemon,
+pub(super) struct Site {
+    pub(super) guests: Vec<AttachedUml>,
+    pub(super) daemon: Daemon,
     far: Netns,
-    _here: Netns,
+    pub(super) here: Netns,
     lab: Lab,
 }
 
@@ -139,7 +139,8 @@ impl Told {
 }
 
 impl Site {
-    fn new() -> Result<Self> {
+    /// So many guests, each with a context on one wire and a card on a bridge with the other.
+    pub(super) fn new(guests: usize) -> Result<Self> {
         let (lab, here, far) = (Lab::new()?, Netns::new()?, Netns::new()?);
         for netns in [&here, &far] {
             let silent = || std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
@@ -160,35 +161,49 @@ impl Site {
                 "up",
             ])?;
         }
-        here.tap("tap0")?;
-        here.bridge("br0", &["up1", "tap0"])?;
-        let args = ["--source", "up0", "--allow-send", "vm:bench=up0"];
-        let daemon = Daemon::start(&lab, Some(&here), &args)?;
-        let config = UmlConfig {
-            image: image(&lab)?,
-            kernel_args: vec![
-                "ipv6.disable=1".into(),
-                "vec0:transport=tap,ifname=tap0,depth=128,gro=1".into(),
-            ],
-            netns: Some(here.name().to_owned()),
-            ..UmlConfig::default()
-        };
-        let uml = AttachedUml::boot_as(&lab, &daemon, "bench", config)?;
-        let up = uml.guest().run("ip link set vec0 promisc on up", LIMIT)?;
-        if !up.success() {
-            return Err(up.text().into());
+        let taps: Vec<_> = (0..guests).map(|nth| format!("tap{nth}")).collect();
+        for tap in &taps {
+            here.tap(tap)?;
         }
+        let members: Vec<_> = ["up1"]
+            .into_iter()
+            .chain(taps.iter().map(String::as_str))
+            .collect();
+        here.bridge("br0", &members)?;
+        let daemon = Daemon::start(
+            &lab,
+            Some(&here),
+            &["--source", "up0", "--allow-send", "vm:*=up0"],
+        )?;
+        let image = image(&lab)?;
+        let boot = |(nth, tap): (usize, &String)| {
+            let config = UmlConfig {
+                image: image.clone(),
+                kernel_args: vec![
+                    "ipv6.disable=1".into(),
+                    format!("vec0:transport=tap,ifname={tap},depth=128,gro=1"),
+                ],
+                netns: Some(here.name().to_owned()),
+                ..UmlConfig::default()
+            };
+            let uml = AttachedUml::boot_as(&lab, &daemon, &format!("bench{nth}"), config)?;
+            let up = uml.guest().run("ip link set vec0 promisc on up", LIMIT)?;
+            match up.success() {
+                true => Ok(uml),
+                false => Err(up.text().into()),
+            }
+        };
         Ok(Self {
-            uml,
+            guests: taps.iter().enumerate().map(boot).collect::<Result<_>>()?,
             daemon,
             far,
-            _here: here,
+            here,
             lab,
         })
     }
 
     fn guest(&self) -> &Guest {
-        self.uml.guest()
+        self.guests[0].guest()
     }
 
     /// What happens in this time, sampled.
@@ -288,7 +303,7 @@ impl Site {
     }
 }
 
-fn end(job: &Job) -> Result<()> {
+pub(super) fn end(job: &Job) -> Result<()> {
     job.answer("TERM", 0)?;
     let begun = Instant::now();
     while !job.is_done() {
@@ -300,14 +315,14 @@ fn end(job: &Job) -> Result<()> {
     Ok(())
 }
 
-fn mbps(frames: u64, time: Duration) -> f64 {
+pub(super) fn mbps(frames: u64, time: Duration) -> f64 {
     frames as f64 * (LEN * 8) as f64 / time.as_secs_f64() / 1e6
 }
 
 /// Both directions, flat out and at a rate, ours and the guest's own card in turns.
 pub(crate) fn contexts(plan: &Plan) -> Result<Vec<Figure>> {
     super::perf::is_there()?;
-    let site = Site::new()?;
+    let site = Site::new(1)?;
     let mut ways = [
         Way::new("far0", Some(&site.daemon)).in_guest(site.guest(), OVER_VNPLUG, "host:up0")?,
         Way::new("far1", None).in_guest(site.guest(), "", "vec0")?,
@@ -383,14 +398,14 @@ fn figures_of(sends: bool, [ours, theirs]: &[[Vec<Told>; 2]; 2]) -> Vec<Figure> 
 }
 
 /// The guest's sender of a side.
-fn sender(side: usize, pps: u64) -> String {
+pub(super) fn sender(side: usize, pps: u64) -> String {
     let by = ["port host:up0", "socket vec0"][side];
     format!("exec counter child {CHILD} {by} {pps}")
 }
 
 const COST: &str = "CPU s per GB";
-const PEER: &str = "vec0, TAP on a Linux bridge";
-const LEN: usize = 1514;
+pub(super) const PEER: &str = "vec0, TAP on a Linux bridge";
+pub(super) const LEN: usize = 1514;
 /// Packets a second that both ways reach, in both directions.
 const PPS: u64 = 40_000;
 /// More than a sender has sent when it is flat out.
@@ -400,5 +415,5 @@ const BATCH: usize = 64;
 /// A sender's ring.
 const RING: u64 = 1 << 20;
 /// Frames until a sender is on its way.
-const SETTLED: u64 = 5_000;
-const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const SETTLED: u64 = 5_000;
+pub(super) const LIMIT: Duration = Duration::from_secs(60);

@@ -6,6 +6,7 @@
 //! is a thread of this program; its work, in the kernel too, is kept apart. Idle processors do not count.
 
 mod contexts;
+mod crowd;
 mod owner;
 mod parts;
 mod perf;
@@ -23,6 +24,7 @@ use crate::attached::cpu_time;
 use crate::row::{Figure, Plan, Result, Samples};
 use crate::sys;
 pub(crate) use contexts::{CHILD as CONTEXT_CHILD, child as context_child, contexts};
+pub(crate) use crowd::crowd;
 use owner::{Owner, owner};
 pub(crate) use parts::parts;
 use perf::{HERTZ, Pids, Recording, now_s};
