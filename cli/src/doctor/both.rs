@@ -14,7 +14,6 @@ pub(super) fn checks() -> Vec<Check> {
         Check::new("tun", tun),
         Check::new("memlock", memlock),
         Check::new("cpus", cpus),
-        Check::new("isolated-cpus", isolated_cpus),
         Check::new("apparmor", apparmor),
     ]
 }
@@ -72,10 +71,10 @@ fn memlock(machine: &Machine) -> Finding {
     )
 }
 
-/// Its profile, which has to take paths of mounts that are not its own: an agent with mounts of its own hands over the ring's memory.
+/// tcpdump's profile. It has to take "disconnected" paths: the ring's memory comes from a service with mounts of its own.
 const TCPDUMP: &str = "usr.bin.tcpdump";
 
-/// What distributions confine, and the profile of which knows no file of ours until somebody appends them.
+/// Programs that distributions confine: their profiles know no file of ours until somebody appends them.
 fn apparmor(machine: &Machine) -> Finding {
     let enabled = machine.read("/sys/module/apparmor/parameters/enabled");
     if enabled.ok().as_deref() != Some("Y") {
@@ -100,21 +99,25 @@ fn apparmor(machine: &Machine) -> Finding {
         ),
         (TCPDUMP, TCPDUMP, "tcpdump (the drop-in)", has_dropin),
     ];
-    let lacks = |(profile, local, _, counts): &(&str, &str, &str, bool)| {
-        let said = machine
-            .read(&format!("{dir}/local/{local}"))
-            .unwrap_or_default();
+    let lacks_lines = |local: &str| {
+        let said = machine.read(&format!("{dir}/local/{local}"));
+        let said = said.unwrap_or_default();
         let mut lines = said
             .lines()
             .filter(|line| !line.trim_start().starts_with('#'));
-        let text = machine
-            .read(&format!("{dir}/{profile}"))
-            .unwrap_or_default();
-        let connected = *profile != TCPDUMP || text.contains("attach_disconnected");
+        !lines.any(|line| line.contains("vnplug"))
+    };
+    let lacks_flag = |profile: &str| {
+        let text = machine.read(&format!("{dir}/{profile}"));
+        let text = text.unwrap_or_default();
+        let mut heads = text.lines().filter(|line| line.starts_with("profile "));
+        profile == TCPDUMP && !heads.any(|line| line.contains("attach_disconnected"))
+    };
+    let lacks = |(profile, local, _, counts): &(&str, &str, &str, bool)| {
         *counts
             && machine.has(&format!("{dir}/{profile}"))
             && !machine.has(&format!("{dir}/disable/{profile}"))
-            && !(connected && lines.any(|line| line.contains("vnplug")))
+            && (lacks_lines(local) || lacks_flag(profile))
     };
     let missing: Vec<_> = parts.iter().filter(|it| lacks(it)).collect();
     if missing.is_empty() {
@@ -127,13 +130,22 @@ fn apparmor(machine: &Machine) -> Finding {
     let cures = missing.iter().map(|(_, local, ..)| {
         let name = local.rsplit('/').next().unwrap_or(local);
         let append = format!("cat {share}/vnplug/apparmor/{name} >>{dir}/local/{local}");
-        match name {
-            TCPDUMP => format!(
-                "{append} && sed -i '/^profile tcpdump/s/ {{$/ flags=(attach_disconnected) {{/' {dir}/{name} && \
-                 apparmor_parser -r {dir}/{name}"
-            ),
-            _ => format!("{append}    (for machines that start then)"),
+        if name != TCPDUMP {
+            return format!("{append}    (for machines that start then)");
         }
+        let mut cure = Vec::new();
+        if lacks_lines(local) {
+            cure.push(append);
+        }
+        if lacks_flag(name) {
+            // A profile that has other flags, as after `aa-complain`, keeps them; one that has this stays as it is.
+            cure.push(format!(
+                "sed -i '/^profile tcpdump/{{/attach_disconnected/b;s/flags=(/&attach_disconnected,/;t;s/ {{$/ \
+                 flags=(attach_disconnected) {{/}}' {dir}/{name}"
+            ));
+        }
+        cure.push(format!("apparmor_parser -r {dir}/{name}"));
+        cure.join(" && ")
     });
     let whom: Vec<_> = missing.iter().map(|(_, _, whom, _)| *whom).collect();
     Finding::warn(
@@ -159,12 +171,13 @@ fn cpus(machine: &Machine) -> Finding {
         });
         caches.extend(shared.filter(|it| !caches.contains(it)));
     }
+    let isolated = isolated(machine);
     match caches.len() {
         0 => Finding::skipped("the system does not say which CPUs share a cache"),
-        1 => Finding::ok("all CPUs share a cache"),
+        1 => Finding::ok(format!("all CPUs share a cache{isolated}")),
         count => Finding::warn(
             format!(
-                "{count} groups of CPUs share no cache: {}",
+                "{count} groups of CPUs share no cache: {}{isolated}",
                 caches.join(" | ")
             ),
             "keep a source's threads and its readers in one group: option cpus= of the source, `taskset` for readers",
@@ -172,17 +185,16 @@ fn cpus(machine: &Machine) -> Finding {
     }
 }
 
-/// The scheduler puts no thread on an isolated CPU by itself, and does not share the load of those that are put there.
-fn isolated_cpus(machine: &Machine) -> Finding {
+/// CPUs on which the scheduler puts no thread by itself, and how many of the daemon's were put there. Whether they are for
+/// others, as for the CPUs of guests, only who isolated them knows.
+fn isolated(machine: &Machine) -> String {
     let list = machine.read("/sys/devices/system/cpu/isolated");
     let list = list.unwrap_or_default();
     if list.is_empty() {
-        return Finding::ok("no CPU is isolated; a source needs none");
+        return String::new();
     }
     let Some(pid) = machine.process("vnplugd") else {
-        return Finding::ok(format!(
-            "isolated CPUs: {list}; no daemon runs that could have a thread there"
-        ));
+        return format!("; isolated: {list}");
     };
     let is_isolated = |cpu: &u32| spans(&list).any(|span| span.contains(cpu));
     // A thread that may run on one alone was put there.
@@ -195,20 +207,10 @@ fn isolated_cpus(machine: &Machine) -> Finding {
         allowed.trim().parse::<u32>().ok()
     });
     match pinned.filter(is_isolated).count() {
-        0 => Finding::warn(
-            format!("CPUs {list} are isolated, and no thread of the daemon is there: they idle"),
-            format!(
-                "option cpus={} of a source, or boot without isolcpus=",
-                spans(&list)
-                    .flatten()
-                    .map(|cpu| cpu.to_string())
-                    .collect::<Vec<_>>()
-                    .join("+")
-            ),
+        0 => format!(
+            "; isolated: {list}, without a thread of the daemon (option cpus= of a source puts its threads there)"
         ),
-        threads => Finding::ok(format!(
-            "isolated CPUs: {list}; threads of the daemon there: {threads}"
-        )),
+        threads => format!("; isolated: {list}, with {threads} threads of the daemon"),
     }
 }
 

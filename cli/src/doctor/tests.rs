@@ -179,7 +179,7 @@ fn apparmor_is_told_of_where_its_local_part_lacks_our_files() {
     assert_eq!(state(&made), State::Warn, "the agent has mounts of its own");
     made.file(
         "etc/apparmor.d/usr.bin.tcpdump",
-        "profile tcpdump /usr/bin/tcpdump flags=(attach_disconnected) {\n",
+        "profile tcpdump /usr/bin/tcpdump flags=(attach_disconnected,complain) {\n",
     );
     assert_eq!(state(&made), State::Ok);
 }
