@@ -132,7 +132,7 @@ fn rules_are_added_listed_tried_and_taken_away() {
     );
 }
 
-/// Whose a rule is, besides the program's path, and how long it holds.
+/// By what else than its path a rule knows a program, and how long it holds.
 #[test]
 fn a_rule_is_for_a_file_a_command_line_and_an_ancestor_until_its_time() {
     let dir = TestDir::new("cli-sandbox-rules-whose");

@@ -77,7 +77,7 @@ fn a_reader_sleeps_until_the_watermark_or_for_the_maximum_delay() {
     let soon = Duration::from_millis(300);
     let lazy = ["--watermark", "50", "--max-delay", "600ms"];
     let took = waits(1, &lazy);
-    assert!(took.iter().max().unwrap() > &soon, "{took:?}");
+    assert!(took.iter().filter(|it| *it > &soon).count() > 1, "{took:?}");
     // The controls: the watermark is reached, and the delay is short.
     let took = waits(50, &lazy);
     assert!(took.iter().min().unwrap() < &soon, "{took:?}");

@@ -156,7 +156,7 @@ fn each_tunnel_of_a_stock_kernel_is_a_source() {
     assert!(ended.success(), "{}", ended.text());
 }
 
-/// That test sees a kernel that has not the module of a device.
+/// The test above fails where the kernel lacks a module.
 #[test]
 fn a_kernel_without_the_module_has_no_such_device() {
     let lab = Lab::new().unwrap();
