@@ -38,7 +38,10 @@ fn threads(daemon: &Daemon) -> (Vec<String>, Vec<String>) {
     let dir = format!("/proc/{}", daemon.pid());
     let own = fs::read_link(format!("{dir}/ns/net")).unwrap();
     for task in fs::read_dir(format!("{dir}/task")).unwrap().flatten() {
-        let status = fs::read_to_string(task.path().join("status")).unwrap();
+        // One may end meanwhile.
+        let Ok(status) = fs::read_to_string(task.path().join("status")) else {
+            continue;
+        };
         let field = |name: &str| {
             let mut lines = status.lines();
             let found = lines.find_map(|line| line.strip_prefix(name));
@@ -48,7 +51,7 @@ fn threads(daemon: &Daemon) -> (Vec<String>, Vec<String>) {
         if u64::from_str_radix(&field("CapPrm:"), 16).unwrap() & SYS_ADMIN != 0 {
             may.push(name.clone());
         }
-        if fs::read_link(task.path().join("ns/net")).unwrap() != own {
+        if fs::read_link(task.path().join("ns/net")).is_ok_and(|it| it != own) {
             away.push(name);
         }
     }
