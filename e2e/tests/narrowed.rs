@@ -332,5 +332,16 @@ fn what_a_vm_was_attached_with_is_narrowed_and_stays_so_over_a_restart() {
     daemon.launch().unwrap();
     vm = Vm::attached(&daemon, 6);
     vm.is_judged(&daemon, true);
+    // Unless it is changed for good behind that.
+    let mut operator = Client::connect_to(&daemon.socket()).unwrap();
+    for keep in [false, true] {
+        operator
+            .change_grant(GrantAction::Set, GrantKind::See, narrower, keep)
+            .unwrap();
+    }
+    daemon.kill();
+    daemon.launch().unwrap();
+    vm = Vm::attached(&daemon, 6);
+    vm.is_judged(&daemon, false);
     drop(vm.agent);
 }

@@ -234,7 +234,12 @@ impl Vm {
     ) -> io::Result<bool> {
         let is_meant =
             |own: &(String, String)| own.0 == source && (filter.is_empty() || own.1 == filter);
-        let mut taken: Vec<_> = self.grants().iter().map(pair).collect();
+        // What is withheld already can still be taken for good.
+        let grants = match for_good {
+            true => self.record.grants(),
+            false => self.grants(),
+        };
+        let mut taken: Vec<_> = grants.iter().map(pair).collect();
         taken.retain(is_meant);
         if taken.is_empty() {
             return Ok(false);
