@@ -6,11 +6,13 @@
 //! | `port.rs` | one of them |
 //! | `note.rs` | which of them a frame leaves by, and as what |
 //! | `due.rs` | what a batch has for one of them |
+//! | `rest.rs` | how often segments are looked for that can be merged |
 //! | `send.rs` | that is given to it, now or later |
 
 mod due;
 mod note;
 mod port;
+mod rest;
 mod send;
 
 use std::os::fd::OwnedFd;
@@ -26,6 +28,7 @@ pub(crate) use self::due::{Due, Out, Wholes};
 pub(crate) use self::note::Noted;
 pub(crate) use self::port::PortCounters;
 use self::port::{Kept, Port};
+use self::rest::Rest;
 use crate::batch::Entered;
 use crate::edits::Edits;
 use crate::emulation::Emulation;
@@ -133,6 +136,7 @@ impl Exits {
             is_slow: false,
             kept: Kept::default(),
             gro: 0,
+            rest: Rest::default(),
             expands_acks: false,
             is_shared: false,
         });
@@ -156,6 +160,7 @@ impl Exits {
             sums: settings.sums,
         };
         port.gro = settings.gro;
+        port.rest = Rest::default();
         port.expands_acks = settings.expands_acks && settings.gro > 0;
         if let Some(link) = &mut port.link {
             link.expand_acks(port.expands_acks);

@@ -6,6 +6,7 @@ use vnplug_ring::offload::{Offload, flags, gso};
 
 use super::due::Item;
 use super::note::Noted;
+use super::rest::Rest;
 use crate::batch::Entered;
 use crate::counts::Counters;
 use crate::link::{Given, Link, Losses};
@@ -30,6 +31,8 @@ pub(crate) struct Port {
     pub(super) kept: Kept,
     /// Segments that are merged for it at most; 0: none are.
     pub(super) gro: u8,
+    /// Which batches are looked at for that.
+    pub(super) rest: Rest,
     /// What it sends has ACKs of ours in it.
     pub(super) expands_acks: bool,
     /// Lanes give it frames, too: what is lost of those that wait is counted together with what they gave.
@@ -63,10 +66,10 @@ impl Port {
         noted.rings += 1;
     }
 
-    /// What is merged for it, if anything: what its far end takes, and a slow wire carries single frames.
+    /// What is merged for it of this batch, if anything: what its far end takes, and a slow wire carries single frames.
     #[inline]
     pub(super) fn limits(&self) -> Option<Limits> {
-        if self.gro == 0 || self.is_slow {
+        if self.gro == 0 || self.is_slow || self.rest.goes_on() {
             return None;
         }
         let link = self.link.as_ref().filter(|link| link.merges())?;

@@ -17,7 +17,12 @@ impl Exits {
             let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
                 continue;
             };
-            let limits = port.limits().filter(|_| port.todo.len() > 1);
+            // Nothing is merged of a single frame, and it says nothing of others.
+            let is_batch = port.todo.len() > 1;
+            let limits = port.limits().filter(|_| is_batch);
+            if is_batch {
+                port.rest.pass();
+            }
             let Some(link) = &mut port.link else {
                 continue;
             };
@@ -42,6 +47,7 @@ impl Exits {
                     let all = (&mut self.aggregator, &mut self.merged);
                     let (gone, made) = merge(all, &limits, due);
                     port.counters.were_merged(gone, made, counters);
+                    port.rest.looked(port.todo.len(), gone);
                     link.send(Due {
                         todo: &self.merged,
                         entered,
