@@ -345,3 +345,90 @@ fn what_a_vm_was_attached_with_is_narrowed_and_stays_so_over_a_restart() {
     vm.is_judged(&daemon, false);
     drop(vm.agent);
 }
+
+#[test]
+fn what_is_removed_until_the_daemon_ends_can_be_removed_for_good_behind_that() {
+    let lab = Lab::new().unwrap();
+    let allow = format!("uid:{USER}=lab");
+    let args = ["--source", "lab=gen,pps=100", "--allow", &allow];
+    let mut daemon = Daemon::start(&lab, None, &args).unwrap();
+    drop(Vm::attached(&daemon, 5));
+    let all = [&*allow, "vm:a=*"];
+    let granted = |daemon: &Daemon| {
+        let (_, list) = daemon.vnplug(&["grant", "list"]);
+        all.map(|grant| {
+            let (whom, _) = grant.split_once('=').unwrap();
+            list.lines().any(|line| line.starts_with(whom))
+        })
+    };
+    let remove = |daemon: &Daemon, keep| {
+        let mut operator = Client::connect_to(&daemon.socket()).unwrap();
+        all.map(|grant| {
+            let removed = operator.change_grant(GrantAction::Remove, GrantKind::See, grant, keep);
+            removed.map_err(|error| error.to_string())
+        })
+    };
+    assert_eq!(granted(&daemon), [true; 2]);
+    assert_eq!(remove(&daemon, false), [Ok(()), Ok(())]);
+    assert_eq!(granted(&daemon), [false; 2]);
+    // The control: the next daemon has both again.
+    daemon.kill();
+    daemon.launch().unwrap();
+    assert_eq!(granted(&daemon), [true; 2]);
+    for keep in [false, true] {
+        assert_eq!(remove(&daemon, keep), [Ok(()), Ok(())]);
+    }
+    for keep in [false, true] {
+        for said in remove(&daemon, keep) {
+            let said = said.unwrap_err();
+            assert!(said.contains("there is no such grant"), "{said}");
+        }
+    }
+    daemon.kill();
+    daemon.launch().unwrap();
+    assert_eq!(granted(&daemon), [false; 2]);
+}
+
+#[test]
+fn nothing_is_said_to_be_taken_of_a_machine_whose_pool_is_still_made() {
+    let lab = Lab::new().unwrap();
+    let source = format!("lab=gen,pps={LOAD},flows=2");
+    let daemon = Daemon::start(&lab, None, &["--source", &source]).unwrap();
+    let [mut attaching, mut operator] =
+        [(); 2].map(|()| Client::connect_to(&daemon.socket()).unwrap());
+    let spec = VmSpec {
+        owner: 5,
+        ..uml_spec("a", 512 << 20, everything())
+    };
+    let narrower = "vm:a=*:src host 10.9.9.9";
+    let is_attached = AtomicBool::new(false);
+    let mut refused = 0;
+    scope(|threads| {
+        let ends = Ends([&is_attached; 2]);
+        threads.spawn(|| {
+            let _ends = ends;
+            attaching.attach_vm(spec).unwrap();
+        });
+        while !is_attached.load(Ordering::Relaxed) {
+            let set = operator.change_grant(GrantAction::Set, GrantKind::See, narrower, false);
+            if let Err(error) = set {
+                let said = error.to_string();
+                assert!(
+                    said.contains("VM \"a\" is being attached; try again later"),
+                    "{said}"
+                );
+                refused += 1;
+            }
+        }
+    });
+    assert!(refused > 0, "its pool was there at once");
+    // Then it is taken.
+    operator
+        .change_grant(GrantAction::Set, GrantKind::See, narrower, false)
+        .unwrap();
+    let (_, list) = daemon.vnplug(&["grant", "list"]);
+    assert!(
+        list.contains("10.9.9.9") && !list.contains("attach"),
+        "{list}"
+    );
+}

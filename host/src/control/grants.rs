@@ -20,6 +20,7 @@ use vnplug_ring::control::{
 use super::Control;
 use super::reloads::Reload;
 use super::session::Over;
+use super::vms::being_attached;
 use super::waiting::{Then, Whom};
 use crate::hub::grant::{Change, Given, kind_name};
 use crate::hub::policy::Policy;
@@ -27,6 +28,7 @@ use crate::hub::switch::Expelled;
 use crate::hub::terms::SendTerms;
 use crate::hub::{NewGrant, Peer, Refusal, Revoked, Step};
 use crate::reload::Difference;
+use crate::vm::Vm;
 use vnplug_filter::Program;
 
 /// A change of the grants on its way.
@@ -179,7 +181,7 @@ impl Control {
             let grants = Message::Counters(self.list_grants());
             return self.sessions.answer(whom, Ok((grants, Vec::new())));
         };
-        let given = Given::read(kind, &text).and_then(|given| {
+        let given = Given::read_new(kind, &text).and_then(|given| {
             if action == GrantAction::Remove {
                 return Ok(given);
             }
@@ -225,6 +227,12 @@ impl Control {
             }
             grants
         };
+        if let Some((vm, ..)) = takes
+            && self.vms.is_attaching(vm)
+        {
+            // What it is attached with can be taken once there is it.
+            return self.sessions.answer(whom, Err(being_attached(vm)));
+        }
         if let What::One { change, .. } = &regrant.what
             && let Some(wider) = self
                 .policy
@@ -232,9 +240,9 @@ impl Control {
         {
             return self.sessions.answer(whom, Err(is_wider(change, &wider)));
         }
-        if let What::One { change, text, .. } = &regrant.what
+        if let What::One { change, text, keep } = &regrant.what
             && change.action == GrantAction::Remove
-            && !self.has_grant(change)
+            && !self.has_grant(change, *keep)
         {
             let what = format!("there is no such grant: {text:?}; see `vnplug grant list`");
             return self
@@ -432,24 +440,29 @@ impl Control {
         closing
     }
 
-    /// Whether there is something to take.
-    fn has_grant(&self, change: &Change) -> bool {
-        let attached = |grant: Grant| {
+    /// Whether there is something to take: now, or for the next daemon, which has again what was taken until this one ends.
+    fn has_grant(&self, change: &Change, is_kept: bool) -> bool {
+        let vm = self.vms.of(&change.given.whom);
+        let attached = match is_kept {
+            true => vm.map(Vm::attached_with),
+            false => vm.map(Vm::grants),
+        };
+        let attached = attached.unwrap_or_default().into_iter().map(|grant| {
             let given = Given {
                 whom: change.given.whom.clone(),
                 source: grant.source,
                 rest: grant.filter,
             };
-            change.is_about(GrantKind::See, &given)
-        };
-        let all = self.policy.grants();
-        all.iter()
-            .any(|(kind, given)| change.is_about(*kind, given))
-            || self
-                .vms
-                .grants(&change.given.whom)
-                .into_iter()
-                .any(attached)
+            (GrantKind::See, given)
+        });
+        let mut all = self.policy.grants();
+        if is_kept {
+            let mut next = self.reloads.config.policy(0);
+            self.grants.replay(&mut next);
+            all.extend(next.grants());
+        }
+        let mut all = all.into_iter().chain(attached);
+        all.any(|(kind, given)| change.is_about(kind, &given))
     }
 
     fn list_grants(&self) -> Vec<Counted> {

@@ -31,6 +31,12 @@ pub(super) struct Vms {
     locked_down: LockedDown,
 }
 
+/// Why nothing is done with a VM, or to its grants, while its pool is made.
+pub(super) fn being_attached(name: &str) -> Refusal {
+    let what = format!("VM {name:?} is being attached; try again later");
+    Refusal::new(code::EXISTS, what)
+}
+
 /// The machines whose agents said that the kernel lets nobody map a PCI memory: by the VM's name, whose machine it is.
 ///
 /// The word of a machine holds until its agent says otherwise, also if it falls silent, and over a detach: memory of the
@@ -148,8 +154,7 @@ impl Vms {
     /// Refuses another VM whose name is being taken, or that is too many.
     pub(super) fn may_attach(&self, name: &str) -> Result<(), Refusal> {
         if self.is_attaching(name) {
-            let what = format!("VM {name:?} is being attached; try again later");
-            return Err(Refusal::new(code::EXISTS, what));
+            return Err(being_attached(name));
         }
         if self.served.len() + self.attaching.len() >= MAX_VMS {
             let what = format!("{MAX_VMS} VMs are attached, the limit");

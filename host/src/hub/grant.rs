@@ -49,6 +49,20 @@ impl Change {
 }
 
 impl Given {
+    /// Reads a grant of this kind that somebody gives or takes now.
+    ///
+    /// # Errors
+    /// How it is written, and that it is one machine's.
+    pub(crate) fn read_new(kind: GrantKind, text: &str) -> Result<Self, String> {
+        let given = Self::read(kind, text)?;
+        match given.whom == Peer::Vm("*".to_owned()) {
+            true => Err(format!(
+                "{text:?} is no grant: it is one machine's, by its name (only `open` of back-ends and programs has vm:*)"
+            )),
+            false => Ok(given),
+        }
+    }
+
     /// Reads a grant of this kind.
     ///
     /// # Errors
@@ -198,6 +212,11 @@ mod tests {
         for bad in ["eth1", "vm:=eth1", "uid:x=eth1", "uid:1=", "gid:1=eth1"] {
             let error = Given::read(GrantKind::Send, bad).unwrap_err();
             assert!(error.contains("vm:NAME=SOURCE"), "{error}");
+        }
+        for kind in [GrantKind::See, GrantKind::Send, GrantKind::Use] {
+            let error = Given::read_new(kind, "vm:*=eth1").unwrap_err();
+            assert!(error.contains("one machine's, by its name"), "{error}");
+            assert!(Given::read_new(kind, "vm:a=eth1").is_ok());
         }
     }
 

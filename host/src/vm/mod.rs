@@ -214,9 +214,14 @@ impl Vm {
         Ok(rustix::fs::open(&self.record.pool, flags, Mode::empty())?)
     }
 
-    /// What it was granted when it was attached, but for what operators took.
+    /// What it was granted when it was attached, but for what operators took for good.
+    pub(crate) fn attached_with(&self) -> Vec<Grant> {
+        self.record.grants()
+    }
+
+    /// The same, but for what is withheld until the daemon ends, too.
     pub(crate) fn grants(&self) -> Vec<Grant> {
-        let mut grants = self.record.grants();
+        let mut grants = self.attached_with();
         grants.retain(|it| !self.withheld.contains(&pair(it)));
         grants
     }
@@ -236,7 +241,7 @@ impl Vm {
             |own: &(String, String)| own.0 == source && (filter.is_empty() || own.1 == filter);
         // What is withheld already can still be taken for good.
         let grants = match for_good {
-            true => self.record.grants(),
+            true => self.attached_with(),
             false => self.grants(),
         };
         let mut taken: Vec<_> = grants.iter().map(pair).collect();

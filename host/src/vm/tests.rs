@@ -1,3 +1,5 @@
+use std::slice;
+
 use vnplug_os::access::READ_WRITE;
 use vnplug_ring::pool::MAX_NAME;
 
@@ -301,5 +303,53 @@ fn names_that_are_paths_and_sizes_that_are_no_power_of_two_are_refused() {
             .text
             .contains("power of two")
     );
+    std::fs::remove_dir_all(&dirs.state).unwrap();
+}
+
+#[test]
+fn what_operators_took_of_an_attachment_stays_taken_and_what_is_withheld_comes_again() {
+    let dirs = dirs("taken");
+    let grant = |source: &str, filter: &str| Grant {
+        source: source.into(),
+        filter: filter.into(),
+    };
+    let (icmp, udp, other) = (
+        grant("eth1", "icmp"),
+        grant("eth1", "udp"),
+        grant("eth2", "icmp"),
+    );
+    let wanted = VmSpec {
+        allow: vec![icmp.clone(), udp.clone(), other.clone()],
+        ..spec("probe")
+    };
+    let mut vm = create(&wanted, &dirs).unwrap();
+    let mut take = |vm: &mut Vm, what, for_good| vm.take_grants(what, for_good, &dirs.state);
+    // By its filter, one; by no filter, all of the source.
+    assert!(!take(&mut vm, ("eth1", "arp"), true).unwrap());
+    assert!(!take(&mut vm, ("eth", ""), true).unwrap());
+    assert!(take(&mut vm, ("eth1", "icmp"), true).unwrap());
+    assert_eq!(vm.grants(), [udp.clone(), other.clone()]);
+    assert!(take(&mut vm, ("eth1", ""), false).unwrap());
+    assert!(!take(&mut vm, ("eth1", ""), false).unwrap());
+    assert_eq!(vm.grants(), slice::from_ref(&other));
+    // Whoever attaches the machine again has what is not taken for good, and what is new.
+    let new = grant("eth3", "");
+    let again = [&wanted.allow[..], slice::from_ref(&new)].concat();
+    let left = [udp.clone(), other.clone(), new];
+    assert_eq!(vm.left_of(again), left);
+    // Nothing is changed if it cannot be written down.
+    let nowhere = dirs.state.join("nowhere");
+    assert!(vm.take_grants(("eth2", ""), true, &nowhere).is_err());
+    assert_eq!(vm.grants(), slice::from_ref(&other));
+    end(vm, &dirs);
+    // The next daemon has what was withheld; it can be taken for good behind that, too.
+    let mut again = Vm::load_all(&dirs).0;
+    let vm = &mut again[0];
+    assert_eq!(vm.grants(), [udp.clone(), other.clone()]);
+    for for_good in [false, true] {
+        assert!(take(vm, ("eth1", "udp"), for_good).unwrap());
+    }
+    assert_eq!(vm.left_of(wanted.allow), slice::from_ref(&other));
+    vm.record.remove_files(&dirs.state);
     std::fs::remove_dir_all(&dirs.state).unwrap();
 }

@@ -170,11 +170,12 @@ impl Site {
             .chain(taps.iter().map(String::as_str))
             .collect();
         here.bridge("br0", &members)?;
-        let daemon = Daemon::start(
-            &lab,
-            Some(&here),
-            &["--source", "up0", "--allow-send", "vm:*=up0"],
-        )?;
+        let senders: Vec<_> = (0..guests)
+            .map(|nth| format!("vm:bench{nth}=up0"))
+            .collect();
+        let senders = senders.iter().flat_map(|it| ["--allow-send", it]);
+        let args: Vec<_> = ["--source", "up0"].into_iter().chain(senders).collect();
+        let daemon = Daemon::start(&lab, Some(&here), &args)?;
         let image = image(&lab)?;
         let boot = |(nth, tap): (usize, &String)| {
             let config = UmlConfig {

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use vnplug_e2e::Job;
 use vnplug_e2e::daemon::value;
 use vnplug_ring::counters::label;
 
@@ -53,8 +54,18 @@ impl Site {
                 .all(|(now, then)| *now > then + SETTLED)
         };
         while !is_settled(&self.sent(side, guests)?) {
-            if begun.elapsed() > LIMIT {
-                return Err(format!("{guests} guests do not all send").into());
+            if begun.elapsed() > LIMIT || jobs.iter().any(Job::is_done) {
+                let way = ["rings", PEER][side];
+                // What one that has ended said is only in its answer.
+                let ended: Vec<_> = jobs
+                    .into_iter()
+                    .filter(Job::is_done)
+                    .map(|job| job.wait(LIMIT))
+                    .collect();
+                return Err(format!(
+                    "{guests} guests do not all send by {way}; ended are {ended:?}"
+                )
+                .into());
             }
             std::thread::sleep(Duration::from_millis(50));
         }
