@@ -348,7 +348,9 @@ impl Watcher {
             return;
         }
         // Their last frames come when their blocks' time is over.
-        self.stops_within(Some(DRAIN), false);
+        let timeout = self.pattern.spec.block_timeout_ms();
+        let drain = 2 * Duration::from_millis(timeout.into()) + DRAIN_MARGIN;
+        self.stops_within(Some(drain), false);
         let gone = self
             .members
             .extract_if(.., |index, (it, _)| is_gone(index, it));
@@ -416,8 +418,8 @@ const CHECK: Duration = Duration::from_millis(500);
 const AGAIN: Duration = Duration::from_secs(2);
 /// How often it is told that there are more than it may have.
 const TOLD: Duration = Duration::from_secs(60);
-/// How long the last frames of an interface may take.
-const DRAIN: Duration = Duration::from_millis(30);
+/// Added to twice the block timeout: older kernels keep it in ticks of up to 10 ms.
+const DRAIN_MARGIN: Duration = Duration::from_millis(30);
 /// Between two openings, after the first ones: a hundred interfaces in a second at most.
 ///
 /// NB: for each the kernel loads one program or two, and frees those of sources that went in its own workers. Where somebody loads

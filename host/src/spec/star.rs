@@ -78,6 +78,20 @@ impl SourceSpec {
         Ok((star, usize::from(most)))
     }
 
+    /// Of a pattern, how long a frame of its sources may wait for its block to fill.
+    ///
+    /// NB: the kernel has a timer for each ring, which runs whether frames come or not. A thousand of 2 ms took all that other
+    /// programs left of two CPUs, more than one of them, and a thousand of 32 ms a tenth of one. So the sources of a pattern that may
+    /// have more of them than usual have slower ones: as many runs in a second as the usual number has.
+    pub(crate) fn block_timeout_ms(&self) -> u32 {
+        let number = |key: &str| self.options.get(key)?.parse::<u32>().ok();
+        let most = number("members").unwrap_or(0);
+        let slow = most
+            .saturating_mul(BLOCK_TIMEOUT_MS)
+            .div_ceil(MEMBERS.into());
+        number("block_timeout_ms").unwrap_or(slow.max(BLOCK_TIMEOUT_MS))
+    }
+
     /// Of a pattern, whether sources can be opened with its options.
     ///
     /// # Errors
@@ -116,6 +130,10 @@ impl SourceSpec {
         for (key, value) in DEFAULTS {
             options.entry(key.into()).or_insert_with(|| value.into());
         }
+        let timeout = || self.block_timeout_ms().to_string();
+        options
+            .entry("block_timeout_ms".into())
+            .or_insert_with(timeout);
         let spec = Self::new(&name, &self.kind, options)?;
         if spec.is_pattern() {
             return Err(SourceError::new(format!(
@@ -132,6 +150,8 @@ impl SourceSpec {
 /// The most sources of a pattern when it does not say.
 const MEMBERS: u16 = 64;
 const MAX_MEMBERS: u16 = 1024;
+/// Of so many sources, as of those that were named.
+const BLOCK_TIMEOUT_MS: u32 = 2;
 /// What is otherwise than of a source that was named: 12 MiB for each, as there may be many.
 const DEFAULTS: [(&str, &str); 2] = [("block_size", "128K"), ("blocks", "96")];
 
@@ -173,12 +193,33 @@ mod tests {
             .collect();
         assert_eq!(
             options.join(","),
-            "block_size=128K,blocks=2,interface=tap1,netns=x"
+            "block_size=128K,block_timeout_ms=2,blocks=2,interface=tap1,netns=x"
         );
         // What no source can be called.
         for part in ["a:b", "*", "ü"] {
             assert!(spec("tap*").member(part, "x").is_err(), "{part}");
         }
+    }
+
+    #[test]
+    fn the_more_sources_a_pattern_may_have_the_slower_are_their_timers() {
+        for (options, ms) in [
+            ("", 2),
+            (",members=1", 2),
+            (",members=64", 2),
+            (",members=65", 3),
+            (",members=1024", 32),
+            (",members=1024,block_timeout_ms=1", 1),
+        ] {
+            let spec = spec(&format!("tap*=af_packet{options}"));
+            let member = spec.member("1", "tap1").unwrap();
+            assert_eq!(member.options["block_timeout_ms"], ms.to_string());
+            assert_eq!(spec.block_timeout_ms(), ms, "{options}");
+        }
+        // What is none is refused where it is opened.
+        let spec = spec("tap*=af_packet,block_timeout_ms=fast");
+        let member = spec.member("1", "tap1").unwrap();
+        assert_eq!(member.options["block_timeout_ms"], "fast");
     }
 
     #[test]
