@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vnplug::Client;
+use vnplug::{Client, SourceRequest};
 use vnplug_e2e::bombs::UnansweredPage;
 use vnplug_e2e::daemon::Daemon;
 use vnplug_e2e::{Lab, Netns};
@@ -111,11 +111,23 @@ fn who_asks_is_answered_soon_while_interfaces_come_and_go_in_crowds() {
 }
 
 #[test]
-fn a_crowd_that_is_there_is_received_when_the_daemon_serves() {
+fn a_crowd_that_is_there_is_received_when_the_daemon_serves_and_sooner_than_one_by_one() {
     let lab = Lab::new().unwrap();
     let netns = Netns::new().unwrap();
-    let size = crowd();
+    let size = 2 * crowd().min(500);
     crowd_comes(&netns, size);
+    // The control: some by their names. Who adds one waits until it is open.
+    let daemon = Daemon::start(&lab, Some(&netns), &[]).unwrap();
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    let begun = Instant::now();
+    for n in 0..ONE_BY_ONE {
+        let text = format!("crowd{n}=af_packet,block_size=32K,blocks=2,snaplen=2048");
+        let add = SourceRequest::Add { text, keep: false };
+        client.change_sources(add).unwrap();
+    }
+    let each = begun.elapsed() / ONE_BY_ONE;
+    println!("one by one each took {each:?}");
+    drop(daemon);
     let began = Instant::now();
     let daemon = Daemon::start(&lab, Some(&netns), &["--source", &pattern(size)]).unwrap();
     println!("{size} were received after {:?}", began.elapsed());
@@ -124,7 +136,9 @@ fn a_crowd_that_is_there_is_received_when_the_daemon_serves() {
         assert_eq!(count(&daemon), size);
     }
     until("all are sources", || count(&daemon), |all| *all == size);
-    println!("{size} were there after {:?}", began.elapsed());
+    let took = began.elapsed();
+    println!("{size} were there after {took:?}");
+    assert!(took < each * size as u32 / 2, "{took:?}, {each:?} for each");
 }
 
 #[test]
@@ -164,5 +178,7 @@ fn who_asks_does_not_wait_for_one_who_holds_the_kernels_lock_of_all_interfaces()
 /// How long the lock is held, and in which time who asks is answered.
 const HELD: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_secs(1);
+/// So many are opened one by one.
+const ONE_BY_ONE: u32 = 40;
 /// How long the daemon waits at most, when it starts, for the sources of a pattern to be open.
 const SETTLING: Duration = Duration::from_secs(10);

@@ -5,14 +5,15 @@
 //!                                                       └── gone, or of another name: told ──► control thread
 //! ```
 //!
-//! A thread for each pattern hears of interfaces, in the pattern's network namespace, and opens the members. It never has more
-//! of them than the pattern allows, whoever makes interfaces.
+//! A thread for each pattern hears of interfaces, in the pattern's network namespace, and has the members opened, a few at a time. It
+//! never has more of them than the pattern allows, whoever makes interfaces.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -146,9 +147,16 @@ impl OpenPattern {
             told_full: None,
             told: String::new(),
         };
-        let thread = std::thread::Builder::new().name("vnplug-links".into());
+        let thread = thread::Builder::new().name("vnplug-links".into());
         thread.spawn(move || watcher.run())?;
         Ok(Watching(stop))
+    }
+
+    /// Opens the source of an interface that matches.
+    fn open_member(&self, interface: &str) -> Result<OpenSource, SourceError> {
+        let part = self.interfaces.part(interface).unwrap_or_default();
+        let spec = self.spec.member(part, interface)?;
+        spec.open(&self.means)
     }
 
     /// Listens where its interfaces are.
@@ -280,24 +288,26 @@ impl Watcher {
             self.part(&wanted);
             let now = Instant::now();
             let is_due = |index: &i32| self.failed.get(index).is_none_or(|(_, at)| now >= *at);
-            let mut missing: Vec<_> = wanted
+            let missing: Vec<_> = wanted
                 .into_iter()
                 .filter(|(index, _)| !self.members.contains_key(index) && is_due(index))
                 .collect();
-            let left = missing.len();
-            let Some((index, name)) = missing.drain(..).next() else {
-                return true;
-            };
-            if self.members.len() >= self.pattern.most {
-                self.say_full(left);
+            if missing.is_empty() {
                 return true;
             }
-            self.receive(index, name);
+            let room = self.pattern.most.saturating_sub(self.members.len());
+            if room == 0 {
+                self.say_full(missing.len());
+                return true;
+            }
+            let next: Vec<_> = missing.into_iter().take(room.min(AT_ONCE)).collect();
             // Whoever starts the daemon waits for the first ones.
-            let pause = match self.is_settled {
-                true => PACE,
+            let pace = match self.is_settled {
+                true => PACE * next.len() as u32,
                 false => Duration::ZERO,
             };
+            self.receive(next);
+            let pause = pace.saturating_sub(now.elapsed());
             if self.stops_within(Some(pause), false) || self.must_check() {
                 return false;
             }
@@ -360,13 +370,35 @@ impl Watcher {
         }
     }
 
-    /// Opens the source of an interface.
-    fn receive(&mut self, index: i32, interface: String) {
-        let spec = &self.pattern.spec;
-        let part = self.pattern.interfaces.part(&interface).unwrap_or_default();
-        let opened = spec
-            .member(part, &interface)
-            .and_then(|spec| spec.open(&self.pattern.means));
+    /// Opens the sources of these interfaces, each in a thread of its own: for every ring the kernel waits until no CPU can look at
+    /// what was there before (`synchronize_net`), and who waits at the same time waits for the same.
+    fn receive(&mut self, interfaces: Vec<(i32, String)>) {
+        let pattern = &self.pattern;
+        let opened: Vec<_> = thread::scope(|scope| {
+            let begun = interfaces.iter().map(|(_, interface)| {
+                let opener = thread::Builder::new().name("vnplug-opens".into());
+                opener.spawn_scoped(scope, || pattern.open_member(interface))
+            });
+            // All begin before the first is waited for.
+            let begun: Vec<_> = begun.collect();
+            let opened = begun.into_iter().zip(&interfaces);
+            let opened = opened.map(|(begun, (_, interface))| match begun {
+                Ok(opener) => opener.join().unwrap_or_else(|_| {
+                    let what = format!("the daemon failed to open {interface:?}, which is a bug");
+                    Err(SourceError::new(what))
+                }),
+                // Threads are short.
+                Err(_) => pattern.open_member(interface),
+            });
+            opened.collect()
+        });
+        for ((index, interface), opened) in interfaces.into_iter().zip(opened) {
+            self.received(index, interface, opened);
+        }
+    }
+
+    /// Notes what became of an interface that was to be received.
+    fn received(&mut self, index: i32, interface: String, opened: Result<OpenSource, SourceError>) {
         match opened {
             Ok(opened) => {
                 self.members
@@ -383,7 +415,7 @@ impl Watcher {
                         log::Level::Warn,
                         "source",
                         "pattern {:?}: {error}",
-                        spec.name()
+                        self.pattern.name()
                     );
                 }
             }
@@ -420,7 +452,9 @@ const AGAIN: Duration = Duration::from_secs(2);
 const TOLD: Duration = Duration::from_secs(60);
 /// Added to twice the block timeout: older kernels keep it in ticks of up to 10 ms.
 const DRAIN_MARGIN: Duration = Duration::from_millis(30);
-/// Between two openings, after the first ones: a hundred interfaces in a second at most.
+/// So many are opened at once.
+const AT_ONCE: usize = 16;
+/// For each opening, after the first ones: a hundred interfaces in a second at most.
 ///
 /// NB: for each the kernel loads one program or two, and frees those of sources that went in its own workers. Where somebody loads
 /// them as fast as it goes, and the workers are starved, it does not come to freeing, and may come to a stop.
