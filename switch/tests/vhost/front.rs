@@ -31,6 +31,8 @@ pub(crate) const GET_QUEUE_NUM: u32 = 17;
 pub(crate) const SET_VRING_ENABLE: u32 = 18;
 pub(crate) const SEND_RARP: u32 = 19;
 pub(crate) const GET_CONFIG: u32 = 24;
+pub(crate) const GET_INFLIGHT_FD: u32 = 31;
+pub(crate) const SET_INFLIGHT_FD: u32 = 32;
 pub(crate) const GET_MAX_MEM_SLOTS: u32 = 36;
 pub(crate) const ADD_MEM_REG: u32 = 37;
 pub(crate) const REM_MEM_REG: u32 = 38;
@@ -50,6 +52,9 @@ pub(crate) const PROTOCOL: u64 = 1 << 30;
 pub(crate) const VERSION_1: u64 = 1 << 32;
 /// What a guest of today wants, without offloads for it to receive.
 pub(crate) const PLAIN: u64 = VERSION_1 | PROTOCOL | MRG_RXBUF | CSUM | INDIRECT;
+
+/// Among the protocol's features.
+pub(crate) const INFLIGHT_SHMFD: u64 = 1 << 12;
 
 /// Bytes of a guest's memory.
 pub(crate) const LEN: u64 = 4 << 20;

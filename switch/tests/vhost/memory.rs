@@ -107,6 +107,82 @@ fn a_stopped_guest_says_where_it_is_and_what_is_written_is_logged() {
     );
 }
 
+/// What a back-end keeps in a region for frames on their way is a lie's best place: sizes that do not belong together, or
+/// that change. This one keeps nothing, and so takes no such region, whatever it is said to be.
+#[test]
+fn a_region_for_frames_on_their_way_is_neither_mapped_nor_written_v18() {
+    let served = Served::here();
+    let (mut guest, mut other) = (served.guest(PLAIN), served.guest(PLAIN));
+    let offered = guest.front.number(GET_PROTOCOL_FEATURES);
+    assert_eq!(offered & INFLIGHT_SHMFD, 0);
+    let more = bytes_of(&[offered | INFLIGHT_SHMFD]);
+    assert!(!guest.front.does(SET_PROTOCOL_FEATURES, &more, &[]));
+
+    let name = "on_their_way";
+    let region = memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&region, 1 << 16).unwrap();
+    let bytes = vnplug_os::memory::mapped(&region, 1 << 16).unwrap();
+    let mut now = vec![0; 1 << 16];
+    let mut number = 0;
+    let mut exchange = |guest: &mut Guest| {
+        for _ in 0..2 * u32::from(SIZE) {
+            number += 1;
+            other.send(&frame(0xee, 2, number));
+            assert_eq!(guest.next().1, frame(0xee, 2, number));
+        }
+    };
+    // The test's own mapping and descriptor.
+    let own = (1, 1);
+    let sizes = [
+        // A true one, and such as have more rings, longer ones, or none, or lie elsewhere.
+        (1 << 16, 0, 2, SIZE),
+        (1 << 16, 0, u16::MAX, u16::MAX),
+        (1 << 16, 0, 0, 0),
+        (0, 0, 2, SIZE),
+        (1, 1 << 15, 33, 32_768),
+        (1 << 16, u64::MAX - 4095, 2, SIZE),
+        (u64::MAX, 4096, 2, SIZE),
+    ];
+    for (len, offset, rings, entries) in sizes {
+        let mut said = bytes_of(&[len, offset]);
+        said.extend([rings, entries].map(u16::to_le_bytes).concat());
+        // As QEMU pads it, and as it is.
+        for said in [&[&said[..], &[0; 4]].concat(), &said] {
+            let about = format!("{len} {offset} {rings} {entries}");
+            let fds = [region.as_fd()];
+            assert!(!guest.front.does(GET_INFLIGHT_FD, said, &[]), "{about}");
+            assert!(!guest.front.does(SET_INFLIGHT_FD, said, &fds), "{about}");
+            // And by who does not ask whether it is done.
+            assert!(guest.front.send(SET_INFLIGHT_FD, 0, said, &fds));
+            assert!(guest.front.start(&guest.sending), "{about}");
+        }
+    }
+    bytes.write(0, &[0xa5; 1 << 16]);
+    exchange(&mut guest);
+    bytes.read(0, &mut now);
+    assert!(now.iter().all(|byte| *byte == 0xa5), "somebody wrote");
+    // It shrinks: whoever had it mapped would die of that.
+    ftruncate(&region, 0).unwrap();
+    exchange(&mut guest);
+    ftruncate(&region, 1 << 16).unwrap();
+    exchange(&mut guest);
+    bytes.read(0, &mut now);
+    assert!(now.iter().all(|byte| *byte == 0), "somebody wrote");
+    eventually("they are closed", || uses(name) == own);
+
+    // The control: the same memory, said to be what is taken, is seen to be mapped and written.
+    let said = bytes_of(&[1 << 16, 0]);
+    assert!(guest.front.send(SET_LOG_BASE, 0, &said, &[region.as_fd()]));
+    assert_eq!(guest.front.answer().unwrap(), (SET_LOG_BASE, 5, vec![]));
+    let all = bytes_of(&[PLAIN | LOG_ALL]);
+    assert!(guest.front.does(SET_FEATURES, &all, &[]));
+    exchange(&mut guest);
+    assert_eq!(uses(name).0, 2);
+    bytes.read(0, &mut now);
+    assert!(now.iter().any(|byte| *byte != 0));
+    served.check_alive();
+}
+
 #[test]
 fn a_ring_that_is_not_enabled_says_where_it_is() {
     let served = Served::here();
