@@ -55,6 +55,8 @@ pub struct Socket {
     taken: Vec<Piece>,
     /// Offsets of transmit chunks that are neither the kernel's nor in the TX ring.
     free: Vec<u64>,
+    /// Chunks that a frame to be sent may take.
+    pieces: usize,
 }
 
 /// How a socket is bound.
@@ -62,7 +64,7 @@ pub struct Socket {
 pub struct Binding {
     /// The driver writes into the packet memory itself, or it is an error.
     pub zero_copy: bool,
-    /// Frames of several chunks are received (Linux ≥ 6.6).
+    /// Frames of several chunks are received, and sent (Linux ≥ 6.6).
     pub frags: bool,
 }
 
@@ -91,6 +93,7 @@ impl Socket {
                 .rev()
                 .map(|index| transmit_at + index * chunk)
                 .collect(),
+            pieces: 1,
         };
         let chunks = socket.umem.free();
         socket.fill.push_words(chunks.into_iter());
@@ -138,7 +141,7 @@ impl Socket {
     /// `EBUSY`: another socket has the queue, or one that was closed a moment ago still does.
     /// `EINVAL`: no such queue, or the kernel does not know `frags`. `EOPNOTSUPP` or others from
     /// drivers without zero-copy. It may be tried again in another way.
-    pub fn bind(&self, index: i32, queue: u32, how: Binding) -> io::Result<()> {
+    pub fn bind(&mut self, index: i32, queue: u32, how: Binding) -> io::Result<()> {
         let mut flags = SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
         flags |= match how.zero_copy {
             true => SocketAddrXdpFlags::XDP_ZEROCOPY,
@@ -148,7 +151,9 @@ impl Socket {
             flags |= SocketAddrXdpFlags::XDP_USE_SG;
         }
         let address = SocketAddrXdp::new(flags, index as u32, queue);
-        Ok(rustix::net::bind(&self.fd, &address)?)
+        rustix::net::bind(&self.fd, &address)?;
+        self.pieces = if how.frags { MOST_PIECES } else { 1 };
+        Ok(())
     }
 
     /// Closes the socket; the memory is left.
@@ -232,7 +237,7 @@ impl Socket {
             self.taken.push(Piece {
                 at: if inside { at } else { 0 },
                 len: if inside { len } else { 0 },
-                more: options & xdp::XdpDescOptions::XDP_PKT_CONTD.bits() != 0,
+                more: options & CONTINUED != 0,
             });
         }
         &self.taken
@@ -295,26 +300,33 @@ impl Socket {
 
     /// The most bytes of a frame to be sent.
     pub fn longest_sent(&self) -> usize {
-        self.umem.shape().chunk as usize
+        self.umem.shape().chunk as usize * self.pieces
     }
 
-    /// Copies a frame into a transmit chunk and puts it into the TX ring, not yet visible; false if
-    /// no chunk is free.
+    /// Copies a frame into as many transmit chunks as it takes and puts them into the TX ring, not yet
+    /// visible; false if not so many are free.
     pub fn transmit(&mut self, frame: &[u8]) -> bool {
-        if frame.len() > self.longest_sent() {
+        let shape = self.umem.shape();
+        let pieces = frame.chunks(shape.chunk as usize);
+        if pieces.len() > self.pieces {
             return false;
         }
-        if self.free.is_empty() {
+        if self.free.len() < pieces.len() {
             self.reap();
         }
-        let Some(at) = self.free.pop() else {
+        let Some(left) = self.free.len().checked_sub(pieces.len()) else {
             return false;
         };
-        // The chunk is ours until the descriptor is published, and inside the region.
-        let place = self.umem.shape().chunks_at() + at;
-        self.umem.region().write(place, frame);
-        // There are as many places as chunks.
-        self.tx.push_pair(at, frame.len() as u64);
+        let mut rest = frame.len();
+        for (at, piece) in self.free.drain(left..).zip(pieces) {
+            // The chunk is ours until the descriptor is published, and inside the region.
+            self.umem.region().write(shape.chunks_at() + at, piece);
+            rest -= piece.len();
+            let options = if rest > 0 { CONTINUED } else { 0 };
+            // There are as many places as chunks.
+            let word = piece.len() as u64 | u64::from(options) << 32;
+            self.tx.push_pair(at, word);
+        }
         true
     }
 
@@ -331,7 +343,7 @@ impl Socket {
         self.tx.publish();
         let mut unsent = Unsent::default();
         let mut was_looked_at = false;
-        // The kernel takes 32 frames with each call; a device that is busy is asked a few times.
+        // The kernel takes 32 descriptors with each call; a device that is busy is asked a few times.
         let mut calls = self.umem.shape().transmit / 16 + 4;
         while calls > 0 && self.tx.used() > 0 && self.tx.needs_wakeup() {
             match rustix::net::send(&self.fd, &[], SendFlags::DONTWAIT) {
@@ -356,14 +368,15 @@ impl Socket {
 
     /// Takes back what was published since the index was `before`; how many frames.
     fn retract(&mut self, before: u32) -> u32 {
-        let count = self.tx.published().wrapping_sub(before);
-        for _ in 0..count {
+        let mut frames = 0;
+        for _ in 0..self.tx.published().wrapping_sub(before) {
             self.tx.unpop(1);
-            let (at, _) = self.tx.peek_pair();
+            let (at, word) = self.tx.peek_pair();
             self.free.push(at);
+            frames += u32::from((word >> 32) as u32 & CONTINUED == 0);
         }
         self.tx.publish();
-        count
+        frames
     }
 
     /// Takes back the chunks of frames that were sent.
@@ -557,4 +570,9 @@ pub const MOST_TAKEN: usize = 256;
 /// Bytes of a chunk before the headroom, which are the kernel's (`XDP_PACKET_HEADROOM`).
 pub const KERNEL_HEADROOM: u32 = 256;
 
+/// Chunks of the longest frame that is sent. In five of 2,048 bytes every frame of an MTU of 9,216 fits; more may be too
+/// many for a driver with zero-copy, which nobody asks here.
+const MOST_PIECES: usize = 5;
+/// The frame goes on in the next descriptor.
+const CONTINUED: u32 = xdp::XdpDescOptions::XDP_PKT_CONTD.bits();
 const NEED_WAKEUP: u32 = xdp::XdpRingFlags::XDP_RING_NEED_WAKEUP.bits();

@@ -70,9 +70,13 @@ fn sends_and_counts(mut queue: Box<dyn Queue>) {
     assert_eq!(got[0].bytes, frame(60, 77));
 }
 
-/// Nothing that was told as lost comes later, nothing comes twice, and all that is sent afterwards comes.
-fn a_lost_carrier_spoils_nothing(mode: Mode) {
+/// Nothing that was told as lost comes later, nothing comes twice, and all that is sent afterwards comes: of frames of
+/// this length.
+fn a_lost_carrier_spoils_nothing(mode: Mode, len: usize) {
     veth(1);
+    for end in ["va", "vb"] {
+        ip(&format!("link set {end} mtu 9000"));
+    }
     let mut queue = one(AfXdpConfig {
         mode,
         ..config("va")
@@ -80,7 +84,7 @@ fn a_lost_carrier_spoils_nothing(mode: Mode) {
     for round in 0..3 {
         let mut send = |first: u32, count: u32| {
             for seq in first..first + count {
-                assert_eq!(out(&mut *queue).transmit(&frame(60, seq)), Transmit::Taken);
+                assert_eq!(out(&mut *queue).transmit(&frame(len, seq)), Transmit::Taken);
             }
             out(&mut *queue).flush(&mut |_| {})
         };
@@ -93,7 +97,7 @@ fn a_lost_carrier_spoils_nothing(mode: Mode) {
         ip("link set vb down");
         // The kernel says so by a thread of its own; before that, what is refused found no room.
         net::until_state("va", "state LOWERLAYERDOWN");
-        assert_eq!(send(7_000_000, 200), sent(0, 200), "round {round}");
+        assert_eq!(send(7_000_000, 100), sent(0, 100), "round {round}");
         assert_eq!(send(7_000_200, 2), sent(0, 2), "round {round}");
         ip("link set vb up");
         net::until_up();
@@ -105,16 +109,86 @@ fn a_lost_carrier_spoils_nothing(mode: Mode) {
         }
         got.extend(read(other_end.as_mut(), 1, Duration::from_millis(100)));
         let frames = got.iter().map(|got| got.bytes.clone());
-        assert!(frames.eq((0..1000).map(|seq| frame(60, seq))), "{round}");
+        assert!(frames.eq((0..1000).map(|seq| frame(len, seq))), "{round}");
     }
 }
 
 #[test]
 fn a_carrier_that_was_lost_under_an_xdp_socket() {
-    for mode in [Mode::Auto, Mode::Generic] {
-        isolated(move || a_lost_carrier_spoils_nothing(mode));
+    // The second in three chunks of packet memory each.
+    for (mode, len) in [(Mode::Auto, 60), (Mode::Auto, 5000), (Mode::Generic, 60)] {
+        isolated(move || a_lost_carrier_spoils_nothing(mode, len));
     }
 }
+
+#[test]
+fn frames_that_need_several_chunks_leave_whole_and_in_order() {
+    for mode in [Mode::Auto, Mode::Generic] {
+        isolated(move || {
+            veth(1);
+            for end in ["va", "vb"] {
+                ip(&format!("link set {end} mtu 12000"));
+            }
+            let mut queue = one(AfXdpConfig {
+                mode,
+                ..config("va")
+            });
+            let mut other_end = net::open(net::rx("vb"));
+            let lens = [60, 2048, 2049, 4096, 4097, 9014, 61, LONGEST];
+            let sent: Vec<_> = (0..400)
+                .map(|seq| frame(lens[seq % lens.len()], seq as u32))
+                .collect();
+            let mut got = Vec::new();
+            for batch in sent.chunks(40) {
+                for frame in batch {
+                    assert_eq!(out(&mut *queue).transmit(frame), Transmit::Taken);
+                }
+                assert_eq!(out(&mut *queue).flush(&mut |_| {}).sent, 40);
+                got.extend(read(other_end.as_mut(), batch.len(), PATIENCE));
+            }
+            assert_eq!(got.len(), sent.len());
+            assert!(got.iter().zip(&sent).all(|(got, sent)| &got.bytes == sent));
+
+            let longer = frame(LONGEST + 1, 1);
+            assert_eq!(out(&mut *queue).transmit(&longer), Transmit::BadLength);
+            // What does not fit as a whole takes no chunk, and a short one fits behind it.
+            let taken = (0..)
+                .map(|seq| out(&mut *queue).transmit(&frame(LONGEST, seq)))
+                .take_while(|taken| *taken == Transmit::Taken)
+                .count();
+            assert!((64..=512 / 5).contains(&taken), "{taken}");
+            assert_eq!(out(&mut *queue).transmit(&frame(60, 1)), Transmit::Taken);
+            let flushed = out(&mut *queue).flush(&mut |_| {});
+            assert_eq!(flushed.sent, taken as u64 + 1);
+            let got = read(other_end.as_mut(), taken + 1, PATIENCE);
+            let lens = got.iter().map(|got| got.bytes.len());
+            assert!(lens.eq(std::iter::repeat_n(LONGEST, taken).chain([60])));
+        });
+    }
+}
+
+/// The control of the one above.
+#[test]
+fn where_a_frame_has_one_chunk_a_longer_one_is_refused() {
+    isolated(|| {
+        veth(1);
+        let mut queue = one(AfXdpConfig {
+            multi_buffer: false,
+            ..config("va")
+        });
+        for end in ["va", "vb"] {
+            ip(&format!("link set {end} mtu 3000"));
+        }
+        // The queue learns of it when it waits.
+        net::read(queue.as_mut(), 1, Duration::from_millis(200));
+        let mut sends = |len| out(&mut *queue).transmit(&frame(len, 1));
+        assert_eq!(sends(2048), Transmit::Taken);
+        assert_eq!(sends(2049), Transmit::BadLength);
+    });
+}
+
+/// Five chunks of 2048 bytes.
+const LONGEST: usize = 10_240;
 
 #[test]
 fn through_an_xdp_socket() {

@@ -184,7 +184,7 @@ impl Opener {
             Ok(held) => held,
             Err(error) => return Err((error, umem)),
         };
-        let socket = match Socket::open(umem) {
+        let mut socket = match Socket::open(umem) {
             Ok(socket) => socket,
             Err((cause, umem)) => {
                 let error = fault::no_socket(name, umem.shape().chunk_bytes(), cause);
@@ -201,7 +201,7 @@ impl Opener {
             );
         }
         let until = Instant::now() + patience;
-        match self.bind_socket(&socket, (link, queue), hook, frags, until) {
+        match self.bind_socket(&mut socket, (link, queue), hook, frags, until) {
             Ok(how) => Ok(Bound {
                 socket,
                 link,
@@ -282,7 +282,7 @@ impl Opener {
 
     fn bind_socket(
         &self,
-        socket: &Socket,
+        socket: &mut Socket,
         (link, queue): (Link, u32),
         hook: Hook,
         frags: bool,
