@@ -1,6 +1,7 @@
 //! Machines that fetch files from each other by HTTP: guests with busybox, namespaces with Python and curl.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use vnplug_testing::{PATIENCE, eventually};
 
@@ -100,6 +101,33 @@ pub fn files(lab: &Lab, bulk: usize) -> Result<PathBuf> {
         std::fs::write(dir.join(name), content(len)).map_err(what())?;
     }
     Ok(dir)
+}
+
+/// The sum of the large file of a directory, as [`End::sum_from`] has it.
+///
+/// # Panics
+/// If it cannot be read.
+#[must_use]
+pub fn sum(www: &Path) -> String {
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "sha256sum <\"$0\""])
+        .arg(www.join("bulk"));
+    let said = command.output().ok().filter(|it| it.status.success());
+    let said = said.unwrap_or_else(|| panic!("no sum of what {} has", www.display()));
+    String::from_utf8_lossy(&said.stdout).trim().to_owned()
+}
+
+/// Has each of these, by its address, get the large file of each other.
+///
+/// # Panics
+/// If one does not get it as it is, by this sum.
+pub fn all_fetch(ends: &[(&str, End<'_>)], sum: &str) {
+    for (own, end) in ends {
+        for (other, _) in ends.iter().filter(|(other, _)| other != own) {
+            assert_eq!(end.sum_from(other), sum, "{own} from {other}");
+        }
+    }
 }
 
 /// What a command prints in a guest.

@@ -6,6 +6,7 @@ use std::process::Command;
 use vnplug::offload::{self, Offload};
 use vnplug::{Next, Port, PortOptions, Segments};
 use vnplug_e2e::daemon::{Daemon, counted, value};
+use vnplug_e2e::ends::{End, all_fetch, files, sum};
 use vnplug_e2e::station::{Running, Station, content};
 use vnplug_e2e::{Guest, Image, Lab, Qemu, QemuConfig, Uml, UmlConfig};
 use vnplug_testing::{PATIENCE, eventually};
@@ -142,7 +143,7 @@ fn a_plug_that_tags_frames_itself_is_in_the_vlan_that_it_says() {
 }
 
 #[test]
-fn guests_join_by_their_own_vde_drivers() {
+fn guests_join_by_their_own_vde_drivers_and_have_what_each_end_serves() {
     let lab = Lab::new().unwrap();
     let dir = lab.dir().join("lan0.ctl");
     let spec = format!("lan0,vde={}", dir.display());
@@ -180,7 +181,20 @@ fn guests_join_by_their_own_vde_drivers() {
             assert!(done.success(), "{}", done.text());
         }
     }
-    daemon.audit();
+    let www = files(&lab, 10 << 20).unwrap();
+    let host = End::host(&station.netns, &lab, &www).unwrap();
+    let guest = |guest| End::guest(guest, &www).unwrap();
+    let [(uml, uml_address), (qemu, qemu_address)] = &guests;
+    let ends = [
+        (station.address.as_str(), host),
+        (*uml_address, guest(uml)),
+        (*qemu_address, guest(qemu)),
+    ];
+    all_fetch(&ends, &sum(&www));
+    // All of it was carried here: six transfers, in frames of 1,514 bytes at most.
+    let counters = daemon.audit();
+    let unicast = value(counted(&counters, "source"), "unicast");
+    assert!(unicast > 6 * (10 << 20) / 1514, "{unicast}");
 }
 
 /// A TCP super-frame between two stations, as a guest leaves it to its NIC.

@@ -2,13 +2,12 @@
 //! nothing.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use vnplug_e2e::beside::Ends;
 use vnplug_e2e::daemon::{Daemon, counted, value};
-use vnplug_e2e::ends::{End, files, ran};
+use vnplug_e2e::ends::{End, all_fetch, files, ran, sum};
 use vnplug_e2e::station::{Running, Station, module_environment};
 use vnplug_e2e::{Guest, Image, Lab, Netns, Qemu, QemuConfig, Uml, UmlConfig};
 use vnplug_testing::eventually;
@@ -80,12 +79,7 @@ fn each_end_has_what_each_other_serves_whichever_way_it_came_in_and_whoever_is_k
     eventually("all have joined", || count("switch_ports") == 7);
 
     let www = files(&lab, LEN).unwrap();
-    let sum = Command::new("sh")
-        .args(["-c", "sha256sum <\"$0\""])
-        .arg(www.join("bulk"))
-        .output();
-    let sum = String::from_utf8(sum.unwrap().stdout).unwrap();
-    let sum = sum.trim();
+    let sum = sum(&www);
     let host = |netns| End::host(netns, &lab, &www).unwrap();
     let guest = |guest| End::guest(guest, &www).unwrap();
     let ends = [
@@ -97,11 +91,7 @@ fn each_end_has_what_each_other_serves_whichever_way_it_came_in_and_whoever_is_k
         ("10.77.6.6", guest(&by_bess)),
         ("10.77.6.7", guest(&by_dgram)),
     ];
-    for (own, end) in &ends {
-        for (other, _) in ends.iter().filter(|(other, _)| other != own) {
-            assert_eq!(end.sum_from(other), sum, "{own} from {other}");
-        }
-    }
+    all_fetch(&ends, &sum);
     daemon.audit();
 
     // A machine is killed while it sends and receives; then another, of another kind, and what holds an interface.

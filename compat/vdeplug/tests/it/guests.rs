@@ -1,6 +1,7 @@
 //! Guests whose network is a port by the module.
 
 use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::ends::{End, all_fetch, files, sum};
 use vnplug_e2e::station::Station;
 use vnplug_e2e::{Guest, Image, Lab, Qemu, QemuConfig, Uml, UmlConfig};
 use vnplug_testing::{PATIENCE, eventually};
@@ -55,6 +56,16 @@ fn guests_are_ports_by_the_drivers_that_they_have() {
     };
     check();
     assert_eq!(ports(&daemon), 3);
+    let www = files(&lab, 10 << 20).unwrap();
+    let host = End::host(&station.netns, &lab, &www).unwrap();
+    let guest = |guest| End::guest(guest, &www).unwrap();
+    let [(uml, uml_address), (qemu, qemu_address)] = &guests;
+    let ends = [
+        (station.address.as_str(), host),
+        (*uml_address, guest(uml)),
+        (*qemu_address, guest(qemu)),
+    ];
+    all_fetch(&ends, &sum(&www));
     daemon.audit();
 
     daemon.kill();

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, counted, value};
+use vnplug_e2e::ends::{End, files, sum};
 use vnplug_e2e::station::{Running, Station, content};
 use vnplug_testing::eventually;
 
@@ -124,22 +125,52 @@ fn a_user_has_a_namespace_of_his_own_on_the_switch() {
     fs::write(&config, text).unwrap();
     let daemon = Daemon::start(&lab, None, &["--config", config.to_str().unwrap()]).unwrap();
     let env = environment(&lab, &daemon);
+    let station = Station::by_plug(&lab, "vnplug://lan0", &env, "10.0.8.1").unwrap();
+    a_user_fetches_by_vdens(&lab, &daemon, "vnplug://lan0", &station);
+}
+
+/// By the socket of a daemon that is not root: one that was, and gave up its power, cannot answer him.
+#[test]
+fn a_user_has_a_namespace_of_his_own_on_the_switch_by_a_socket() {
+    let lab = Lab::new().unwrap();
+    let [pools, dir] = ["pools", "lan0.ctl"].map(|name| lab.dir().join(name));
+    fs::create_dir(&pools).unwrap();
+    let spec = format!("lan0,vde={},mode=666", dir.display());
+    let pool_dir = pools.to_str().unwrap();
+    std::os::unix::fs::chown(&pools, Some(DAEMON), None).unwrap();
+    let args = [
+        "--switch",
+        &spec,
+        "--user",
+        "daemon",
+        "--pool-dir",
+        pool_dir,
+    ];
+    let daemon = Daemon::start(&lab, None, &args).unwrap();
+    let station = Station::by_vde(&lab, &dir, "10.0.8.1").unwrap();
+    let url = format!("vde://{}", dir.display());
+    a_user_fetches_by_vdens(&lab, &daemon, &url, &station);
+}
+
+/// In a namespace that `vdens` makes for him a user reaches another port of the switch, and fetches what that one serves.
+fn a_user_fetches_by_vdens(lab: &Lab, daemon: &Daemon, url: &str, station: &Station) {
     for dir in [lab.dir(), daemon.socket().parent().unwrap()] {
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let station = Station::by_plug(&lab, "vnplug://lan0", &env, "10.0.8.1").unwrap();
+    let www = files(lab, 1 << 20).unwrap();
+    let _served = End::host(&station.netns, lab, &www).unwrap();
     let user = format!("--reuid={NOBODY}");
-    let script = "ip addr add 10.0.8.2/24 dev vde0 && ip link set vde0 up && ping -c 3 10.0.8.1";
-    let vdens = ["vdens", "vnplug://lan0", "sh", "-c", script];
+    let script = "ip addr add 10.0.8.2/24 dev vde0 && ip link set vde0 up && ping -c 3 10.0.8.1 && \
+                  curl -sf --max-time 60 http://10.0.8.1:7000/bulk | sha256sum";
+    let vdens = ["vdens", url, "sh", "-c", script];
     let args = [&[user.as_str(), "--clear-groups"], &vdens[..]].concat();
-    let done = output("setpriv", &args, &env);
-    assert!(
-        text_of(&done).contains(" 0% packet loss"),
-        "{}",
-        text_of(&done)
-    );
-    eventually("its port is free", || ports(&daemon) == 1);
+    let text = text_of(&output("setpriv", &args, &environment(lab, daemon)));
+    for part in [" 0% packet loss", sum(&www).as_str()] {
+        assert!(text.contains(part), "{text}");
+    }
+    eventually("its port is free", || ports(daemon) == 1);
     assert_eq!(station.cable.errors(), "");
+    daemon.audit();
 }
 
 #[test]
@@ -191,3 +222,5 @@ fn what_cannot_be_joined_is_refused_by_name() {
 }
 
 const NOBODY: u32 = 65534;
+/// Debian's user `daemon`.
+const DAEMON: u32 = 1;
