@@ -168,7 +168,7 @@ pub(super) const SWITCH: &[Row] = &[
     ),
     row(
         "switch-loss",
-        "datagrams lost by rate, bursts and number of flows, against vde_switch",
+        "datagrams lost by rate, bursts, number of flows and length of rings, against vde_switch",
         switch::loss,
     ),
 ];

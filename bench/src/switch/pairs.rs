@@ -36,7 +36,7 @@ pub(super) struct Site {
 #[derive(Clone, Copy)]
 pub(super) struct Way {
     pub(super) name: &'static str,
-    what: &'static str,
+    pub(super) what: &'static str,
     pub(super) lan: Lan,
 }
 
@@ -54,14 +54,24 @@ pub(super) const WAYS: [Way; 5] = [
     way("vhost", "vhost-user", "eth4", 4),
 ];
 
-const fn way(name: &'static str, what: &'static str, interface: &'static str, net: u8) -> Way {
+pub(super) const fn way(
+    name: &'static str,
+    what: &'static str,
+    interface: &'static str,
+    net: u8,
+) -> Way {
     let lan = Lan { interface, net };
     Way { name, what, lan }
 }
 
 impl Site {
     /// Boots so many guests on all of it.
-    pub(super) fn new(guests: usize) -> Result<Self> {
+    fn new(guests: usize) -> Result<Self> {
+        Self::with(guests, &[])
+    }
+
+    /// As [`new`](Self::new), with further ways: each with an address of `vnplug://`.
+    pub(super) fn with(guests: usize, more: &[(Way, &str)]) -> Result<Self> {
         let lab = Lab::new()?;
         let path = |name: &str| lab.dir().join(name);
         let [theirs, ours, vhost] = ["vde.ctl", "lan0.ctl", "lan2.sock"].map(path);
@@ -73,18 +83,24 @@ impl Site {
         ];
         let daemon = Daemon::start(&lab, None, &args)?;
         let env = module_environment(&lab, &daemon)?;
+        let mut kernel_args = vec![
+            format!("eth0=vde,{}", theirs.display()),
+            format!("eth1=vde,{}", ours.display()),
+            "eth2=vde,vnplug://lan1".to_owned(),
+            "eth3=vde,vnplug://lan3[direct=yes]".to_owned(),
+            format!("virtio_uml.device={}:1", vhost.display()),
+        ];
+        let by_module = more
+            .iter()
+            .map(|(way, address)| (way.lan.interface, address));
+        kernel_args
+            .extend(by_module.map(|(interface, address)| format!("{interface}=vde,{address}")));
         let guests = Guests::boot(&lab, guests, |_| UmlConfig {
-            kernel_args: vec![
-                format!("eth0=vde,{}", theirs.display()),
-                format!("eth1=vde,{}", ours.display()),
-                "eth2=vde,vnplug://lan1".to_owned(),
-                "eth3=vde,vnplug://lan3[direct=yes]".to_owned(),
-                format!("virtio_uml.device={}:1", vhost.display()),
-            ],
+            kernel_args: kernel_args.clone(),
             env: env.clone(),
             ..UmlConfig::default()
         })?;
-        for way in WAYS {
+        for way in WAYS.iter().chain(more.iter().map(|(way, _)| way)) {
             guests.join(way.lan)?;
         }
         Ok(Self {
