@@ -171,6 +171,11 @@ pub(super) const SWITCH: &[Row] = &[
         "datagrams lost by rate, bursts, number of flows and length of rings, against vde_switch",
         switch::loss,
     ),
+    row(
+        "switch-calls",
+        "system calls of a QEMU and of the switch for a frame: sockets, module and vhost-user, against vde_switch",
+        switch::qemu_calls,
+    ),
 ];
 
 /// Rows of guests in pairs on a switch.

@@ -12,14 +12,14 @@ use crate::row::Result;
 ///
 /// `perf` does it (`raw_syscalls:sys_enter`), which stops nobody: other than with strace, the process
 /// goes on about as fast as without.
-pub(super) struct Calls(Child);
+pub(crate) struct Calls(Child);
 
 impl Calls {
     /// Begins to count.
     ///
     /// # Errors
     /// Where there is no perf, or the kernel has no such tracepoint.
-    pub(super) fn of(pid: u32) -> Result<Self> {
+    pub(crate) fn of(pid: u32) -> Result<Self> {
         let mut perf = Command::new("perf");
         perf.args(["stat", "-x", ",", "-e", "raw_syscalls:sys_enter", "-p"]);
         perf.arg(pid.to_string());
@@ -52,7 +52,7 @@ impl Calls {
     ///
     /// # Errors
     /// What perf says instead.
-    pub(super) fn finish(mut self) -> Result<u64> {
+    pub(crate) fn finish(mut self) -> Result<u64> {
         kill_process(Pid::from_child(&self.0), Signal::INT)?;
         let mut text = String::new();
         if let Some(mut said) = self.0.stderr.take() {

@@ -19,6 +19,7 @@ mod mixed;
 mod ovs;
 mod pairs;
 mod plugs;
+mod qemu;
 mod relay;
 mod ring;
 mod short;
@@ -35,6 +36,7 @@ mod vhost;
 pub(crate) use aggregate::{
     aggregate, asleep, loss as aggregate_loss, requests, senders as aggregate_senders,
 };
+pub(crate) use calls::Calls;
 pub(crate) use curve::curve;
 pub(crate) use cutter::cutter;
 pub(crate) use direct::against_memif as direct;
@@ -45,6 +47,7 @@ pub(crate) use many::{IDLE, idle, many};
 pub(crate) use mixed::mixed;
 pub(crate) use pairs::pairs;
 pub(crate) use plugs::programs;
+pub(crate) use qemu::calls as qemu_calls;
 pub(crate) use ring::against_memif as rings;
 pub(crate) use short::{acks_only, flood};
 pub(crate) use slow_start::{senders as acks_senders, slow_start};
