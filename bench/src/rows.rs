@@ -458,6 +458,11 @@ const UPLINK: &[Row] = &[
         "the same without a limit, and for an interface by rings, against vde_pcapplug and a bridge",
         uplink::speed,
     ),
+    row(
+        "uplink-engines",
+        "an uplink by mapped rings and by AF_XDP, rate, processor time and system calls, against read and write",
+        uplink::engines,
+    ),
 ];
 
 const SANDBOX: &[Row] = &[

@@ -1,7 +1,9 @@
 //! The machines: one with the switches, one far away, and the guests.
 
 use std::fmt;
+use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use vnplug_e2e::daemon::Daemon;
 use vnplug_e2e::station::{Running, Station};
@@ -98,13 +100,7 @@ impl Site {
     /// to wait until a block of 256 KiB is full: no ping is answered. Here it asks for 1 ms.
     pub(super) fn peer(&self) -> Result<Peer> {
         let shim = self.lab.dir().join("shim.so");
-        let source = shim.with_extension("c");
-        std::fs::write(&source, SHIM)?;
-        let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-o"]).arg(&shim).arg(&source);
-        if !cc.arg("-ldl").status()?.success() {
-            return Err("cc cannot compile what vde_pcapplug is preloaded with".into());
-        }
+        self.compile(&shim, SHIM, &["-shared", "-fPIC"])?;
         let dir = self.lab.dir().join("vde.ctl");
         let switch = Running::vde_switch(&self.lab, Some(&self.here), &dir, &[])?;
         let mut plug = self.here.command("vde_pcapplug");
@@ -117,6 +113,53 @@ impl Site {
             plug,
             switch,
         })
+    }
+
+    /// A daemon with this wire as its uplink, of this kind, and a guest by rings that gives and takes single frames.
+    pub(super) fn engine(&self, wire: usize, kind: &str) -> Result<Ours> {
+        let spec = format!("lan0,uplink=up{wire}{kind}");
+        let daemon = Daemon::start(&self.lab, Some(&self.here), &["--switch", &spec])?;
+        let (address, wire_only) = (format!("10.9.{wire}.7"), ["--segments", "wire"]);
+        let station = Station::by_nic(&self.lab, &daemon, "lan0", &address, &wire_only)?;
+        Ok(Ours { daemon, station })
+    }
+
+    /// What reads and writes each frame, between this wire and a TAP, which is the only interface of a namespace.
+    pub(super) fn read_and_write(&self, wire: usize) -> Result<(Running, Netns)> {
+        let program = self.lab.dir().join("read-and-write");
+        self.compile(&program, READ_AND_WRITE, &["-O2"])?;
+        let mut command = self.here.command(&program);
+        command.arg(format!("up{wire}")).arg("rw0");
+        let mut running = Running::start(command, &self.lab, "read-and-write")?;
+        let begin = Instant::now();
+        while self.here.ip(&["link", "show", "rw0"]).is_err() {
+            if running.status().is_some() || begin.elapsed() > PATIENCE {
+                return Err("no TAP is made (modprobe tun)".into());
+            }
+            std::thread::sleep(PATIENCE / 500);
+        }
+        let guest = Netns::new()?;
+        self.here
+            .ip(&["link", "set", "rw0", "netns", guest.name()])?;
+        let address = format!("{PLAIN}/24");
+        guest.ip(&["addr", "add", &address, "dev", "rw0"])?;
+        guest.ip(&["link", "set", "rw0", "up"])?;
+        Ok((running, guest))
+    }
+
+    fn compile(&self, program: &Path, text: &str, options: &[&str]) -> Result<()> {
+        let source = program.with_extension("c");
+        std::fs::write(&source, text)?;
+        let mut cc = Command::new("cc");
+        cc.args(options)
+            .arg("-o")
+            .arg(program)
+            .arg(&source)
+            .arg("-ldl");
+        match cc.status()?.success() {
+            true => Ok(()),
+            false => Err(format!("cc cannot compile {}", source.display()).into()),
+        }
     }
 
     /// A namespace by a veth on a bridge with the third wire.
@@ -168,6 +211,16 @@ fn counter(netns: &Netns, name: &str) -> Result<u64> {
     Ok(count.ok_or("nstat: no such counter")?.parse()?)
 }
 
+/// Frames that the far machine has sent and received by a wire.
+pub(super) fn far_frames(far: &Netns, wire: usize) -> Result<u64> {
+    let mut frames = 0;
+    for way in ["rx", "tx"] {
+        let file = format!("/sys/class/net/far{wire}/statistics/{way}_packets");
+        frames += far.exec(&["cat", &file])?.trim().parse::<u64>()?;
+    }
+    Ok(frames)
+}
+
 /// The far machine's address on a wire.
 pub(super) fn far_address(wire: usize) -> String {
     format!("10.9.{wire}.2")
@@ -205,6 +258,49 @@ impl fmt::Display for Told {
 
 /// The guest on the bridge.
 pub(super) const BRIDGED: &str = "10.9.2.7";
+/// The guest behind a program that reads and writes; never beside the other.
+pub(super) const PLAIN: &str = "10.9.2.8";
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const READ_AND_WRITE: &str = r#"
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <linux/if_packet.h>
+#include <linux/if_tun.h>
+#include <net/ethernet.h>
+#include <net/if.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+int main(int argc, char **argv) {
+    if (argc != 3) return 2;
+    struct ifreq tap = { .ifr_flags = IFF_TAP | IFF_NO_PI };
+    strncpy(tap.ifr_name, argv[2], IFNAMSIZ - 1);
+    int guest = open("/dev/net/tun", O_RDWR);
+    if (guest < 0 || ioctl(guest, TUNSETIFF, &tap)) return 1;
+    int wire = socket(AF_PACKET, SOCK_RAW, 0);
+    struct sockaddr_ll at = { .sll_family = AF_PACKET, .sll_protocol = htons(ETH_P_ALL) };
+    at.sll_ifindex = if_nametoindex(argv[1]);
+    struct packet_mreq all = { .mr_ifindex = at.sll_ifindex, .mr_type = PACKET_MR_PROMISC };
+    int yes = 1, room = 32 << 20;
+    if (setsockopt(wire, SOL_PACKET, PACKET_IGNORE_OUTGOING, &yes, sizeof yes)
+        || setsockopt(wire, SOL_SOCKET, SO_RCVBUFFORCE, &room, sizeof room)
+        || setsockopt(wire, SOL_PACKET, PACKET_ADD_MEMBERSHIP, &all, sizeof all)
+        || bind(wire, (struct sockaddr *) &at, sizeof at)) return 1;
+    struct pollfd both[2] = { { wire, POLLIN, 0 }, { guest, POLLIN, 0 } };
+    static char frame[65536];
+    while (poll(both, 2, -1) > 0)
+        for (int from = 0; from < 2; from++)
+            if (both[from].revents) {
+                ssize_t len = read(both[from].fd, frame, sizeof frame);
+                /* What is not taken is dropped, as by a switch. */
+                if (len > 0 && write(both[1 - from].fd, frame, len) < 0) continue;
+            }
+    return 1;
+}
+"#;
 
 const SHIM: &str = r#"
 #define _GNU_SOURCE
