@@ -201,10 +201,35 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
+    use clap::Command;
+    use vnplug_testing::Pages;
+
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_and_option_stands_in_a_page() {
+        let lacking = lacking(&Pages::read(), &Arguments::command(), "vnplug");
+        assert!(lacking.is_empty(), "docs/ lacks {lacking:#?}");
+    }
+
+    /// Of a command and those below it; what is hidden is for packages.
+    fn lacking(pages: &Pages, command: &Command, name: &str) -> Vec<String> {
+        let options = command.get_arguments().filter(|it| !it.is_hide_set());
+        let options = options.filter_map(|it| {
+            assert!(
+                it.is_positional() || it.get_long().is_some(),
+                "{name}: {it}"
+            );
+            it.get_long()
+        });
+        let own = pages.lack(name, options);
+        let below = command.get_subcommands().filter(|it| !it.is_hide_set());
+        let below = below.flat_map(|it| lacking(pages, it, &format!("{name} {}", it.get_name())));
+        own.into_iter().chain(below).collect()
     }
 }

@@ -153,12 +153,21 @@ fn size(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+    use vnplug_testing::Pages;
 
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_option_stands_in_a_page() {
+        let command = Arguments::command();
+        let options = command.get_arguments().filter_map(|it| it.get_long());
+        let lacking = Pages::read().lack("vnplug query", options);
+        assert!(lacking.is_empty(), "docs/ lacks {lacking:#?}");
     }
 
     #[test]

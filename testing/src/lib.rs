@@ -5,9 +5,11 @@
 //! [`PATIENCE`]. That something takes *long* says nothing on a machine that is busy with other tests, so
 //! nobody measures with these: a test that promises a time keeps its own.
 //!
-//! And where they write: a [`TestDir`]. Randomized tests throw [`Dice`].
+//! And where they write: a [`TestDir`]. Randomized tests throw [`Dice`]. What a command line has, some page
+//! says: [`Pages`].
 
 mod dice;
+mod pages;
 
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
@@ -16,6 +18,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 pub use dice::Dice;
+pub use pages::Pages;
 
 /// Waits until a condition holds.
 ///

@@ -1,6 +1,17 @@
 //! Files and flags, good and bad.
 
+use clap::CommandFactory;
+use vnplug_testing::Pages;
+
 use super::*;
+
+#[test]
+fn every_option_stands_in_a_page() {
+    let command = Arguments::command();
+    let options = command.get_arguments().filter_map(|it| it.get_long());
+    let lacking = Pages::read().lack("vnplugd", options);
+    assert!(lacking.is_empty(), "docs/ lacks {lacking:#?}");
+}
 
 fn load(text: &str, flags: &[&str]) -> Result<Config, String> {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);

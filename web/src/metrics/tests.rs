@@ -2,10 +2,26 @@
 
 use std::time::Duration;
 
+use clap::CommandFactory;
 use vnplug::Counted;
+use vnplug_testing::Pages;
 
+use super::Arguments;
 use super::families::text;
 use crate::ask::Told;
+
+#[test]
+fn every_option_stands_in_a_page() {
+    let programs = [
+        ("vnplug metrics", Arguments::command()),
+        ("vnplug web", crate::Arguments::command()),
+    ];
+    for (name, command) in programs {
+        let options = command.get_arguments().filter_map(|it| it.get_long());
+        let lacking = Pages::read().lack(name, options);
+        assert!(lacking.is_empty(), "docs/ lacks {lacking:#?}");
+    }
+}
 
 fn counted(kind: &str, name: &str, labels: &[(&str, &str)], values: &[(&str, u64)]) -> Counted {
     let labels = labels.iter().map(|(k, v)| ((*k).into(), (*v).into()));
