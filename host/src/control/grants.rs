@@ -13,8 +13,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use vnplug_ring::control::{
-    Counted, FilterSpec, Grant, GrantAction, GrantKind, GrantRequest, Message, REVOKED, Revoke,
-    Whose, code,
+    Counted, FilterSpec, GrantAction, GrantKind, GrantRequest, Message, REVOKED, Revoke, Whose,
+    code,
 };
 
 use super::Control;
