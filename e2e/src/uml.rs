@@ -68,6 +68,17 @@ impl Default for UmlConfig {
     }
 }
 
+impl UmlConfig {
+    /// A guest of this image with a card `eth0` whose back-end serves vhost-user at this socket.
+    pub fn vhost_user(socket: &Path, image: Image) -> Self {
+        Self {
+            kernel_args: vec![format!("virtio_uml.device={}:1", socket.display())],
+            image: image.module("virtio_net"),
+            ..Self::default()
+        }
+    }
+}
+
 impl Uml {
     /// Boots a guest and waits until it serves commands.
     ///

@@ -32,13 +32,7 @@ const MANY: u32 = 40;
 
 /// A guest most of whose ACKs may be expanded.
 fn boot(lab: &Lab, socket: &Path, address: &str) -> Guest {
-    let config = UmlConfig {
-        kernel_args: vec![format!("virtio_uml.device={}:1", socket.display())],
-        image: Image::default()
-            .program("/usr/sbin/ethtool")
-            .module("virtio_net"),
-        ..UmlConfig::default()
-    };
+    let config = UmlConfig::vhost_user(socket, Image::default().program("/usr/sbin/ethtool"));
     let guest = Uml::boot(lab, config).unwrap();
     ran(
         &guest,

@@ -43,16 +43,12 @@ fn what_rsync_copies_is_whole_and_iperf3_runs_through_settings_loss_and_another_
     let (socket, dir) = (lab.dir().join("lan0.sock"), lab.dir().join("lan0.ctl"));
     let spec = format!("lan0,vhost={},vde={}", socket.display(), dir.display());
     let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
-    let config = UmlConfig {
-        kernel_args: vec![format!("virtio_uml.device={}:1", socket.display())],
-        image: Image::default()
-            .program("/usr/bin/rsync")
-            .program("/usr/bin/iperf3")
-            .program_at("/usr/sbin/tc", "/bin/tc-netem")
-            .module("sch_netem")
-            .module("virtio_net"),
-        ..UmlConfig::default()
-    };
+    let image = Image::default()
+        .program("/usr/bin/rsync")
+        .program("/usr/bin/iperf3")
+        .program_at("/usr/sbin/tc", "/bin/tc-netem")
+        .module("sch_netem");
+    let config = UmlConfig::vhost_user(&socket, image);
     let guest = Uml::boot(&lab, config).unwrap();
     ran(
         &guest,

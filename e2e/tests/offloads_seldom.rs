@@ -40,13 +40,7 @@ impl Site {
         let (socket, dir) = (lab.dir().join("lan0.sock"), lab.dir().join("lan0.ctl"));
         let spec = format!("lan0,vhost={},vde={}", socket.display(), dir.display());
         let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
-        let config = UmlConfig {
-            kernel_args: vec![format!("virtio_uml.device={}:1", socket.display())],
-            image: Image::default()
-                .program("/usr/sbin/ethtool")
-                .module("virtio_net"),
-            ..UmlConfig::default()
-        };
+        let config = UmlConfig::vhost_user(&socket, Image::default().program("/usr/sbin/ethtool"));
         let guest = Uml::boot(&lab, config).unwrap();
         let far = Station::by_vde(&lab, &dir, FAR).unwrap();
         let site = Self {

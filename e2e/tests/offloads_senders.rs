@@ -51,11 +51,7 @@ fn what_slirp_sends_is_whole_merged_and_with_acks_restored() {
         .arg(format!("vde://{}", dir.display()));
     let _slirp = Running::start(slirp, &lab, "slirp").unwrap();
     eventually("slirp has joined", || count(&daemon, "switch_ports") == 1);
-    let config = UmlConfig {
-        kernel_args: vec![format!("virtio_uml.device={}:1", socket.display())],
-        image: Image::default().module("virtio_net"),
-        ..UmlConfig::default()
-    };
+    let config = UmlConfig::vhost_user(&socket, Image::default());
     let guest = Uml::boot(&lab, config).unwrap();
     ran(
         &guest,

@@ -54,13 +54,7 @@ fn what_hping_spoofs_in_a_guest_reaches_nobody_while_its_port_is_locked() {
     let socket = lab.dir().join("lan0.sock");
     let spec = format!("lan0,vhost={}", socket.display());
     let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
-    let config = UmlConfig {
-        kernel_args: vec![format!("virtio_uml.device={}:1", socket.display())],
-        image: Image::default()
-            .program("/usr/sbin/hping3")
-            .module("virtio_net"),
-        ..UmlConfig::default()
-    };
+    let config = UmlConfig::vhost_user(&socket, Image::default().program("/usr/sbin/hping3"));
     let guest = Uml::boot(&lab, config).unwrap();
     ran(
         &guest,

@@ -58,11 +58,7 @@ fn who_is_stopped_has_a_bounded_queue_costs_others_nothing_and_goes_on() {
     let env = module_environment(&lab, &daemon).unwrap();
     let module = Station::by_plug(&lab, "vnplug://lan0", &env, "10.77.5.2").unwrap();
     let nic = Station::by_nic(&lab, &daemon, "lan0", "10.77.5.3", &[]).unwrap();
-    let config = UmlConfig {
-        kernel_args: vec![format!("virtio_uml.device={}:1", vhost.display())],
-        image: Image::default().module("virtio_net"),
-        ..UmlConfig::default()
-    };
+    let config = UmlConfig::vhost_user(&vhost, Image::default());
     let guest = Uml::boot(&lab, config).unwrap();
     let up = "ip addr add 10.77.5.4/24 dev eth0 && ip link set eth0 up";
     assert!(guest.run(up, PATIENCE).unwrap().success());

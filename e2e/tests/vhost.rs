@@ -18,13 +18,7 @@ fn ran(guest: &Guest, command: &str) -> String {
 }
 
 fn uml(lab: &Lab, socket: &Path) -> Guest {
-    let config = UmlConfig {
-        kernel_args: vec![format!("virtio_uml.device={}:1", socket.display())],
-        image: Image::default()
-            .program("/usr/sbin/ethtool")
-            .module("virtio_net"),
-        ..UmlConfig::default()
-    };
+    let config = UmlConfig::vhost_user(socket, Image::default().program("/usr/sbin/ethtool"));
     Uml::boot(lab, config).unwrap()
 }
 
