@@ -2,10 +2,13 @@
 //! in the pool and in devices that are plugged for it; and the same program, doing the same, in a container.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "backend_guests/memory.rs"]
+mod memory;
 #[path = "backend_guests/resumes.rs"]
 mod resumes;
+#[path = "backend_guests/speech.rs"]
+mod speech;
 
-use std::collections::BTreeSet;
 use std::os::unix::net::UnixListener;
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
@@ -20,7 +23,9 @@ use vnplug_e2e::{Guest, Image, Job, Lab, Machine, Qemu, QemuConfig, container};
 use vnplug_ring::control::{REVOKED_CHANNEL, code};
 use vnplug_testing::{Deadline, PATIENCE, eventually};
 
+use self::memory::{is_emptied, shares, shares_again, writes};
 use self::resumes::{Program, resumes};
+use self::speech::{counts, floods, speaks};
 
 const SOON: Option<Duration> = Some(Duration::from_secs(60));
 /// How often each side dies.
@@ -71,151 +76,6 @@ fn joined(back: &mut BackEnd, whose: &str) -> u32 {
     }
 }
 
-/// Messages both ways, from several programs at once, and events.
-fn speaks(guest: &Guest, back: &mut BackEnd, whose: &str) {
-    // Somewhere to read that says nothing and does not end.
-    guest.run("mkfifo /tmp/quiet", PATIENCE).unwrap();
-    let listed = guest.run("vnplug backends", PATIENCE).unwrap();
-    assert!(
-        listed.text().contains("kv") && !listed.text().contains("none"),
-        "{}",
-        listed.text()
-    );
-    let refused = guest
-        .run("vnplug channel none --say x 2>&1", PATIENCE)
-        .unwrap();
-    assert!(
-        refused.status != 0 && refused.text().contains("no back-end"),
-        "{}",
-        refused.text()
-    );
-    // Three programs; each has its own answers alone.
-    let job = |name: &str| {
-        let says: String = (0..20).map(|at| format!(" --say {name}-{at}")).collect();
-        guest
-            .spawn(&format!("vnplug channel kv -c 20 --event 2=7{says} 2>&1"))
-            .unwrap()
-    };
-    let jobs = ["red", "green", "blue"].map(|name| (name, job(name)));
-    let (mut open, mut left, mut events) = (BTreeSet::new(), 0, 0);
-    while left < 3 {
-        match heard(back) {
-            Heard::Joined { channel, who, .. } => {
-                assert_eq!(who, whose);
-                assert!(open.insert(channel));
-            }
-            Heard::Message { channel, bytes } => {
-                let answer = [b"to ", &bytes[..]].concat();
-                back.send(channel, &answer).unwrap();
-            }
-            Heard::Event { event, count, .. } => {
-                assert_eq!(event, 2);
-                events += count;
-            }
-            Heard::Left { channel, .. } => {
-                assert!(open.remove(&channel));
-                left += 1;
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-    assert_eq!(events, 21);
-    for (name, job) in jobs {
-        let said = job.wait(PATIENCE).unwrap();
-        let expected: String = (0..20).map(|at| format!("to {name}-{at}\n")).collect();
-        assert_eq!(said.text().trim_end(), expected.trim_end());
-    }
-    // The longest message, both ways, by whatever the channel is made of.
-    let len = vnplug::MAX_SAID;
-    let long =
-        format!("awk 'BEGIN {{ printf \"%{len}s\\n\", \"x\" }}' | vnplug channel kv -c 1 | wc -c");
-    let long = guest.spawn(&long).unwrap();
-    let channel = joined(back, whose);
-    let Heard::Message { bytes, .. } = heard(back) else {
-        panic!("no message");
-    };
-    assert!(bytes.len() == len && bytes.ends_with(b" x"));
-    back.send(channel, &bytes).unwrap();
-    let said = long.wait(PATIENCE).unwrap();
-    assert_eq!(said.text().trim(), (len + 1).to_string());
-    assert!(matches!(heard(back), Heard::Left { .. }));
-}
-
-/// Events of four kinds, each way: however they are put together, their sums are what happened.
-fn counts(guest: &Guest, back: &mut BackEnd, whose: &str) {
-    const EACH: u64 = 250;
-    let happens = "--event 0 --event 1 --event 2 --event 3";
-    let program = guest.spawn(&format!(
-        "vnplug channel kv -c 1 $(for i in $(seq {EACH}); do echo {happens}; done) <>/tmp/quiet 2>&1"
-    ));
-    let program = program.unwrap();
-    let channel = joined(back, whose);
-    let mut events = [0; 4];
-    while events != [EACH; 4] {
-        match heard(back) {
-            Heard::Event { event, count, .. } => events[usize::from(event)] += count,
-            other => panic!("{other:?}"),
-        }
-        assert!(events.iter().all(|count| *count <= EACH), "{events:?}");
-    }
-    for _ in 0..EACH {
-        (0..4).for_each(|event| back.event(channel, event, 1).unwrap());
-    }
-    let told = |said: &str| {
-        let sum = |event: u8| {
-            let begin = format!("# event {event}: ");
-            let counts = said.lines().filter_map(|line| line.strip_prefix(&begin));
-            counts.map(|it| it.parse::<u64>().unwrap()).sum::<u64>()
-        };
-        [0, 1, 2, 3].map(sum)
-    };
-    let all = || {
-        program
-            .peek(1 << 16)
-            .is_ok_and(|said| told(&said) == [EACH; 4])
-    };
-    eventually("all events are told", all);
-    // And no more of them until it ends.
-    back.send(channel, b"bye").unwrap();
-    assert_eq!(told(&program.wait(PATIENCE).unwrap().text()), [EACH; 4]);
-    assert!(matches!(heard(back), Heard::Left { .. }));
-}
-
-/// Long messages both ways on several channels at once, more than a guest's line holds: nobody is cut off.
-fn floods(guest: &Guest, back: &mut BackEnd) {
-    const LINES: usize = 20;
-    const LEN: usize = 60_000;
-    let flood = format!(
-        "awk 'BEGIN {{ s = sprintf(\"%{LEN}s\", \"x\"); for (i = 0; i < {LINES}; i++) print s }}' | \
-         vnplug channel kv -c {LINES} | wc -c"
-    );
-    let jobs: Vec<Job> = (0..4).map(|_| guest.spawn(&flood).unwrap()).collect();
-    let mut waits: Vec<(u32, Vec<u8>)> = Vec::new();
-    let mut left = 0;
-    while left < jobs.len() {
-        let limit = match waits.is_empty() {
-            true => SOON,
-            false => Some(Duration::from_millis(1)),
-        };
-        match back.next(limit).unwrap() {
-            Some(Heard::Message { channel, bytes }) => waits.push((channel, bytes)),
-            Some(Heard::Left { .. }) => left += 1,
-            Some(Heard::Joined { .. }) => {}
-            None => assert!(!waits.is_empty(), "nothing comes any more"),
-            Some(other) => panic!("{other:?}"),
-        }
-        waits.retain(|(channel, bytes)| match back.send(*channel, bytes) {
-            Ok(()) => false,
-            Err(Error::Full) => true,
-            Err(error) => panic!("{error}"),
-        });
-    }
-    for job in jobs {
-        let said = job.wait(PATIENCE).unwrap();
-        assert_eq!(said.text().trim(), (LINES * (LEN + 1)).to_string());
-    }
-}
-
 /// Waits until a program in a guest has shown this.
 fn shows(program: &Job, text: &str) {
     let began = Instant::now();
@@ -230,112 +90,6 @@ fn shows(program: &Job, text: &str) {
         );
         std::thread::sleep(Duration::from_millis(10));
     }
-}
-
-/// Memory that a program sees change, and lets go of when it is asked.
-fn shares(guest: &Guest, back: &mut BackEnd, whose: &str) {
-    for (writable, how) in [(false, "to read"), (true, "to write")] {
-        let program = guest
-            .spawn("vnplug channel kv --dump 32 -c 1 <>/tmp/quiet 2>&1")
-            .unwrap();
-        let channel = joined(back, whose);
-        let began = Instant::now();
-        let region = back.share(channel, 1 << 20, writable).unwrap();
-        eprintln!("{whose}: 1 MiB {how} shared in {:?}", began.elapsed());
-        back.memory(region)
-            .unwrap()
-            .write(0, b"metrics: 1")
-            .unwrap();
-        let shown = |text: &str| shows(&program, text);
-        back.event(channel, 0, 1).unwrap();
-        shown("metrics: 1");
-        assert!(
-            program.peek(8192).unwrap().contains(how),
-            "{}",
-            program.peek(8192).unwrap()
-        );
-        back.memory(region).unwrap().write(9, b"2").unwrap();
-        back.event(channel, 0, 1).unwrap();
-        shown("metrics: 2");
-        let began = Instant::now();
-        assert!(back.withdraw(region, Duration::from_secs(30)).unwrap());
-        eprintln!("{whose}: withdrawn in {:?}", began.elapsed());
-        shown("is released");
-        back.send(channel, b"bye").unwrap();
-        let said = program.wait(PATIENCE).unwrap();
-        assert!(said.text().trim_end().ends_with("bye"), "{}", said.text());
-        loop {
-            if matches!(heard(back), Heard::Left { .. }) {
-                break;
-            }
-        }
-    }
-}
-
-/// A program that is stopped does not let go: its memory is emptied, and when it goes on it sees zeros.
-fn is_emptied(guest: &Guest, back: &mut BackEnd, whose: &str) {
-    let command = "vnplug channel kv --dump 32 -c 1 <>/tmp/quiet 2>&1";
-    let program = guest.spawn(command).unwrap();
-    let channel = joined(back, whose);
-    let region = back.share(channel, 4096, true).unwrap();
-    back.memory(region).unwrap().write(0, b"secret").unwrap();
-    back.event(channel, 0, 1).unwrap();
-    shows(&program, "secret");
-    let stopped = guest.run(
-        "kill -STOP $(pidof vnplug | tr ' ' '\\n' | sort -n | tail -1)",
-        PATIENCE,
-    );
-    assert_eq!(stopped.unwrap().status, 0);
-    back.event(channel, 1, 1).unwrap();
-    assert!(!back.withdraw(region, Duration::from_millis(500)).unwrap());
-    let goes_on = guest.run(
-        "kill -CONT $(pidof vnplug | tr ' ' '\\n' | sort -n | tail -1)",
-        PATIENCE,
-    );
-    assert_eq!(goes_on.unwrap().status, 0);
-    back.send(channel, b"bye").unwrap();
-    let said = program.wait(PATIENCE).unwrap();
-    // The event that came while it was stopped shows what it maps then.
-    let last = said
-        .text()
-        .lines()
-        .rfind(|line| line.contains("begins"))
-        .unwrap()
-        .to_owned();
-    assert!(last.trim_end().ends_with("begins:"), "{}", said.text());
-    loop {
-        if matches!(heard(back), Heard::Left { .. }) {
-            break;
-        }
-    }
-}
-
-/// A program writes memory that it may write, and none that it may only read; what it writes into memory that was taken
-/// from it nobody sees.
-fn writes(guest: &Guest, back: &mut BackEnd, whose: &str) {
-    const TEXT: &[u8; 4] = b"mine";
-    let program = guest.spawn("pen kv mine 2>&1").unwrap();
-    let channel = joined(back, whose);
-    let begins = |back: &BackEnd, region| {
-        let mut bytes = [0; TEXT.len()];
-        back.memory(region).unwrap().read(0, &mut bytes).unwrap();
-        bytes
-    };
-    let read = shares_again(back, channel, 4096, false);
-    shows(&program, &format!("memory {read}: refused"));
-    assert_eq!(begins(back, read), [0; 4]);
-    let region = shares_again(back, channel, 4096, true);
-    shows(&program, &format!("memory {region}: written"));
-    assert_eq!(begins(back, region), *TEXT);
-    // It does not let go, and writes on.
-    assert!(!back.withdraw(region, Duration::from_millis(500)).unwrap());
-    let next = shares_again(back, channel, 4096, false);
-    shows(&program, &format!("memory {next}: refused"));
-    back.event(channel, 0, 1).unwrap();
-    shows(&program, "all are written again");
-    assert_eq!([read, next].map(|it| begins(back, it)), [[0; 4]; 2]);
-    program.signal("KILL").unwrap();
-    assert!(matches!(heard(back), Heard::Left { channel: of, .. } if of == channel));
 }
 
 /// The back-end goes without a word, and comes again: a program is told both.
@@ -537,20 +291,6 @@ fn the_same_program_in_a_container_speaks_and_shares_memory() {
     joined(&mut back, &whose);
     container.kill();
     assert!(matches!(heard(&mut back), Heard::Left { .. }));
-}
-
-/// Shares so much as soon as what was there before is taken out, or who plugs is there again.
-fn shares_again(back: &mut BackEnd, channel: u32, bytes: u64, writable: bool) -> u32 {
-    let began = Instant::now();
-    loop {
-        match back.share(channel, bytes, writable) {
-            Ok(region) => return region,
-            Err(Error::Refused { .. }) if began.elapsed() < PATIENCE => {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            Err(error) => panic!("{error}"),
-        }
-    }
 }
 
 #[test]
