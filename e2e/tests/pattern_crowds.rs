@@ -1,6 +1,7 @@
 //! Crowds of interfaces that come and go as the sources of a pattern: whoever asks the daemon meanwhile is answered soon.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::fs;
 use std::io::Write;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -171,6 +172,39 @@ fn a_crowd_is_open_in_half_the_time_that_it_takes_one_by_one() {
 }
 
 #[test]
+fn interfaces_that_go_while_others_are_opened_leave_nothing() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    let size = many();
+    let daemon = Daemon::start(&lab, Some(&netns), &[]).unwrap();
+    let fds = || {
+        let dir = format!("/proc/{}/fd", daemon.pid());
+        fs::read_dir(dir).unwrap().count()
+    };
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    let (before, mut caught) = (fds(), 0);
+    for _ in 0..ROUNDS {
+        crowd_comes(&netns, size);
+        let text = pattern(size);
+        let add = SourceRequest::Add { text, keep: false };
+        client.change_sources(add).unwrap();
+        let open = until("some are open", || count(&daemon), |open| *open > 0);
+        batch(&netns, "link del group 7\n");
+        until("none is left", || count(&daemon), |left| *left == 0);
+        caught += usize::from(open < size);
+        let name = "crowd*".to_owned();
+        client
+            .change_sources(SourceRequest::Remove { name })
+            .unwrap();
+    }
+    // The control: some were being opened, or were to be.
+    assert!(caught > 0, "all were open each time");
+    until("no descriptor stays", fds, |now| *now <= before + 8);
+    assert!(!daemon.log().contains("is a bug"), "{}", daemon.log());
+    daemon.audit();
+}
+
+#[test]
 fn who_asks_does_not_wait_for_one_who_holds_the_kernels_lock_of_all_interfaces() {
     let lab = Lab::new().unwrap();
     let netns = Netns::new().unwrap();
@@ -207,6 +241,8 @@ fn who_asks_does_not_wait_for_one_who_holds_the_kernels_lock_of_all_interfaces()
 /// How long the lock is held, and in which time who asks is answered.
 const HELD: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_secs(1);
+/// How often they go while they are opened.
+const ROUNDS: usize = 3;
 /// So many are opened one by one, and so often it is tried whether many are open sooner.
 const ONE_BY_ONE: usize = 40;
 const TRIES: usize = 5;
