@@ -144,6 +144,23 @@ fn a_segment_that_is_missing_in_the_middle_is_told_by_all() {
 }
 
 #[test]
+fn what_was_read_is_told_beside_packets_on_standard_output_if_it_is_asked_for() {
+    let it = Recording::new();
+    let said = |more: &[&str]| {
+        let words = [&["extract", it.dir.to_str().unwrap()], more].concat();
+        let mut command = vnplug(&it.scratch.path("nobody"), &words);
+        let output = command.output().unwrap();
+        assert!(output.status.success() && output.stdout.len() > 6000);
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert_eq!(said(&[]), "");
+    for option in ["--verbose", "-v"] {
+        let told = said(&[option]);
+        assert!(told.contains("100 packets; 1 segment, "), "{told}");
+    }
+}
+
+#[test]
 fn an_exported_file_is_whole_and_no_more_readable_than_segments() {
     let it = Recording::new();
     let found = it.found();

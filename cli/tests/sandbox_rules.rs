@@ -1,7 +1,10 @@
-//! `vnplug sandbox rules`, `log`: the commands as users type them.
+//! `vnplug sandbox rules`, `log`, and options of what is run: the commands as users type them.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json as object};
@@ -237,4 +240,98 @@ fn a_log_is_shown_and_nothing_in_it_reaches_the_terminal() {
         "{denied}"
     );
     assert_eq!(said(&dir, "log log --json").lines().count(), 3);
+}
+
+/// Runs a program in the sandbox, with nobody to ask; its exit code and what it and the sandbox say.
+fn ran(dir: &TestDir, options: &[&str], program: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vnplug"));
+    command.current_dir(&dir.0);
+    command.env("XDG_CONFIG_HOME", dir.path("config"));
+    command.args(["sandbox", "--ask", "none"]).args(options);
+    let output = command.arg("--").args(program).output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (
+        output.status.code(),
+        String::from_utf8_lossy(&said).into_owned(),
+    )
+}
+
+#[test]
+fn a_projects_rules_are_left_aside_if_it_is_said() {
+    let dir = TestDir::new("cli-sandbox-project");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let rules = "[[rule]]\nsay = 'allow'\nto = '127.0.0.1'\n";
+    fs::write(dir.path("rules.toml"), rules).unwrap();
+    fs::write(dir.path(".vnplug-sandbox.toml"), "default = 'deny'\n").unwrap();
+    let script = format!("exec 3<>/dev/tcp/127.0.0.1/{port} && echo is connected");
+    let connects = |options: &[&str]| {
+        let options = [&["--profile", "./rules.toml"], options].concat();
+        let (code, said) = ran(&dir, &options, &["bash", "-c", &script]);
+        assert_eq!(code == Some(0), said.contains("is connected"), "{said}");
+        code == Some(0)
+    };
+    assert!(connects(&["--no-project"]));
+    // The control.
+    assert!(!connects(&[]));
+}
+
+#[test]
+fn files_are_written_and_run_without_a_question_below_what_is_named() {
+    let dir = TestDir::new("cli-sandbox-places");
+    for place in ["free", "kept", "tools"] {
+        fs::create_dir(dir.path(place)).unwrap();
+    }
+    let tool = dir.path("tools/mine");
+    fs::copy("/usr/bin/true", &tool).unwrap();
+    fs::set_permissions(&tool, PermissionsExt::from_mode(0o755)).unwrap();
+    let script = "echo x > free/new; echo x > kept/new; tools/mine && echo it ran";
+    let does = |options: &[&str]| {
+        let options = [&["--files"], options].concat();
+        let (_, said) = ran(&dir, &options, &["sh", "-c", script]);
+        let is_there = ["free", "kept"].map(|it| fs::remove_file(dir.path(it).join("new")).is_ok());
+        (is_there, said.contains("it ran"), said)
+    };
+    let (written, ran, said) = does(&["--writable", "free"]);
+    assert_eq!((written, ran), ([true, false], false), "{said}");
+    let (written, ran, said) = does(&["--runnable", "tools"]);
+    assert_eq!((written, ran), ([false, false], true), "{said}");
+}
+
+/// Runs a command on a kernel that seems to have no Landlock: `landlock_create_ruleset` is 444 everywhere.
+const WITHOUT_LANDLOCK: &str = "import ctypes, os, struct, sys
+code = b''.join(struct.pack('HBBI', *step) for step in [
+    (0x20, 0, 0, 0), (0x15, 0, 1, 444), (0x06, 0, 0, 0x50000 | 38), (0x06, 0, 0, 0x7fff0000)])
+class Program(ctypes.Structure):
+    _fields_ = [('length', ctypes.c_ushort), ('steps', ctypes.c_char_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(Program(4, code))) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+";
+
+#[test]
+fn a_kernel_without_landlock_has_to_be_accepted() {
+    let runs = |options: &[&str]| {
+        let mut command = Command::new("python3");
+        command.args(["-c", WITHOUT_LANDLOCK, env!("CARGO_BIN_EXE_vnplug")]);
+        command.args(["sandbox", "--ask", "none"]).args(options);
+        let output = command.args(["--", "echo", "it", "ran"]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(
+            output.stdout == b"it ran\n",
+            output.status.success(),
+            "{said}"
+        );
+        (output.status.success(), said)
+    };
+    let (ran, said) = runs(&["--without-landlock"]);
+    assert!(ran, "{said}");
+    // Not for files, which nothing else keeps.
+    for options in [&[][..], &["--without-landlock", "--files"]] {
+        let (ran, said) = runs(options);
+        assert!(
+            !ran && said.contains("this kernel has no Landlock"),
+            "{said}"
+        );
+    }
 }

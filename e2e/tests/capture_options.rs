@@ -1,13 +1,17 @@
 //! Options of `vnplug count`, `dump` and `echo` that shape what a reader gets, and when.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use vnplug_e2e::daemon::{counted, value};
+use vnplug_e2e::raw::status;
 use vnplug_e2e::station::Running;
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::{PATIENT, Wire};
 use vnplug_testing::{eventually, until};
+
+const MANY: u64 = 1_000_000;
 
 /// A `vnplug` command on the wire that ends after so many packets, once it has its port.
 fn reader(wire: &Wire, what: &str, packets: u64, more: &[&str]) -> Running {
@@ -83,4 +87,60 @@ fn a_reader_sleeps_until_the_watermark_or_for_the_maximum_delay() {
     assert!(took.iter().min().unwrap() < &soon, "{took:?}");
     let took = waits(1, &["--watermark", "50", "--max-delay", "10ms"]);
     assert!(took.iter().min().unwrap() < &soon, "{took:?}");
+}
+
+#[test]
+fn a_cluster_shares_one_flow_packet_by_packet_if_it_is_told_to() {
+    let wire = Wire::new("1500", &["--source", PATIENT]);
+    let shares = |balance: &[&str]| {
+        let args = [&["--filter", "udp", "--cluster", "ids"], balance].concat();
+        let readers = [(); 2].map(|()| reader(&wire, "count", MANY, &args));
+        let delivered = || {
+            let counters = wire.daemon.counters();
+            let ports = counters.iter().filter(|it| it.kind == "port");
+            let mut shares: Vec<u64> = ports.map(|it| value(it, "delivered")).collect();
+            shares.sort_unstable();
+            shares
+        };
+        eventually("there are two readers", || delivered().len() == 2);
+        wire.send(&Stream::new("wire0", 100));
+        let shares = until("all is delivered", delivered, |it| {
+            it.iter().sum::<u64>() == 100
+        });
+        drop(readers);
+        wire.daemon.await_no_ports();
+        shares
+    };
+    // The kernel's own frames take a turn, too.
+    let taken = shares(&["--balance", "rr"]);
+    assert!(taken[0] >= 40, "{taken:?}");
+    // The control: by itself a flow stays with one of them.
+    assert_eq!(shares(&[]), [0, 100]);
+}
+
+#[test]
+fn a_reader_that_polls_never_sleeps() {
+    let wire = Wire::new("1500", &["--source", "wire1=af_packet"]);
+    let sleeps = |more: &[&str]| {
+        let count = reader(&wire, "count", MANY, more);
+        let so_far = || -> u64 {
+            let text = status(count.pid(), "voluntary_ctxt_switches");
+            text.parse().unwrap()
+        };
+        let before = so_far();
+        // A reader that sleeps is woken for each, if the machine is in time.
+        for first in 0..50 {
+            wire.send(&Stream {
+                first,
+                ..Stream::new("wire0", 1)
+            });
+            sleep(Duration::from_millis(20));
+        }
+        let slept = so_far() - before;
+        println!("{more:?}: it slept {slept} times");
+        slept
+    };
+    assert!(sleeps(&["--busy-poll"]) < 10);
+    // The control.
+    assert!(sleeps(&[]) > 25);
 }

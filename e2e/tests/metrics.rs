@@ -37,13 +37,13 @@ fn get(address: &str, path: &str) -> String {
 }
 
 /// `vnplug-metrics` of a daemon, as an ordinary user; and where it listens.
-fn metrics(lab: &Lab, daemon: &Daemon) -> (Running, String) {
+fn metrics(lab: &Lab, daemon: &Daemon, more: &[&str]) -> (Running, String) {
     let mut command = Command::new("setpriv");
     let user = USER.to_string();
     command.args(["--reuid", &user, "--clear-groups"]);
     command.arg(program("vnplug-metrics").unwrap());
     command.arg("--socket").arg(daemon.socket());
-    command.args(["--listen", "127.0.0.1:0"]);
+    command.args(["--listen", "127.0.0.1:0"]).args(more);
     let running = Running::start(command, lab, "metrics").unwrap();
     let line = until(
         "it listens",
@@ -123,6 +123,22 @@ fn an_observer_sees_all_counters_and_may_do_nothing_else() {
         Client::connect_to(&socket).unwrap().stats().unwrap()
     });
     assert_eq!(other.join().unwrap(), []);
+}
+
+#[test]
+fn so_many_ports_have_series_of_their_own_as_is_said() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    let daemon = daemon(&lab, &netns);
+    let _ports = [(); 3].map(|()| daemon.port("lab").open().unwrap());
+    for (more, series, left_out) in [(&["--max-ports", "2"][..], 2, "1.0"), (&[], 3, "0.0")] {
+        let (_metrics, address) = metrics(&lab, &daemon, more);
+        let text = get(&address, "/metrics");
+        let ports = text.matches("\nvnplug_port_info{").count();
+        assert_eq!(ports, series, "{more:?}: {text}");
+        let line = format!("\nvnplug_ports_left_out {left_out}\n");
+        assert!(text.contains(&line), "{more:?}: {text}");
+    }
 }
 
 /// Debian's, as `e2e/get-prometheus.sh` unpacks it.
@@ -276,7 +292,7 @@ fn every_query_of_the_dashboard_has_an_answer_and_alerts_see_real_faults() {
     let lab = Lab::new().unwrap();
     let netns = Netns::new().unwrap();
     let mut daemon = daemon(&lab, &netns);
-    let (_metrics, address) = metrics(&lab, &daemon);
+    let (_metrics, address) = metrics(&lab, &daemon, &[]);
     let prometheus = Prometheus::start(&lab, &address);
     let mut reader = daemon.port("lab").open().unwrap();
     let _sender = daemon.port("wire1").transmit(1 << 16).open().unwrap();
@@ -383,7 +399,7 @@ fn a_hundred_clients_at_once_have_whole_answers_and_readers_lose_nothing() {
     let lab = Lab::new().unwrap();
     let netns = Netns::new().unwrap();
     let daemon = daemon(&lab, &netns);
-    let (metrics, address) = metrics(&lab, &daemon);
+    let (metrics, address) = metrics(&lab, &daemon, &[]);
     let mut reader = daemon.port("lab").ring_bytes(8 << 20).open().unwrap();
     // Ports make answers long.
     let _ports: Vec<_> = (0..200)

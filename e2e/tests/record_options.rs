@@ -192,17 +192,23 @@ fn what_is_around_a_trigger_is_recorded_and_nothing_else() {
 fn closed_files_are_packed_and_standard_programs_open_them() {
     let lab = Lab::new().unwrap();
     let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,size=60-1514,pps=5000"]).unwrap();
-    let key = lab.dir().join("key");
-    shell(
-        "age-keygen -o \"$1\" 2> /dev/null; age-keygen -y \"$1\" > \"$1.pub\"",
-        &[&key],
-    );
-    let public = lab.dir().join("key.pub");
+    let new_key = |name: &str| {
+        let key = lab.dir().join(name);
+        let public = shell(
+            "age-keygen -o \"$1\" 2> /dev/null; age-keygen -y \"$1\" | tee \"$1.pub\"",
+            &[&key],
+        );
+        (key, public.trim().to_owned())
+    };
+    // One is named in a file, and the other as it is.
+    let ((other, _), (key, public)) = (new_key("other"), new_key("key"));
+    let others = lab.dir().join("other.pub");
     for (name, sealed, suffix) in [("zst", false, ".zst"), ("age", true, ".zst.age")] {
         let dir = lab.dir().join(name);
         let mut args = vec!["--rotate-size", "2M", "--compress", "zstd:1"];
         if sealed {
-            args.extend(["--encrypt-to-file", public.to_str().unwrap()]);
+            let others = others.to_str().unwrap();
+            args.extend(["--encrypt-to-file", others, "--encrypt-to", &public]);
         }
         let recorder = start(&daemon, &dir, "host:lab", &args);
         recorder.until("three files are packed", || {
@@ -248,7 +254,7 @@ fn closed_files_are_packed_and_standard_programs_open_them() {
         for file in &files {
             let output = Command::new("sh")
                 .args(["-ec", &script])
-                .args([&key, file, &copy])
+                .args([&other, file, &copy])
                 .output()
                 .unwrap();
             assert!(output.status.success(), "{}", said(&output));
@@ -329,4 +335,46 @@ fn packets_that_come_twice_are_recorded_once() {
     let bytes = fs::read(&segments(&dir)[0]).unwrap();
     let text = String::from_utf8_lossy(&bytes);
     assert!(text.contains(" duplicates were left out"), "{state}");
+}
+
+#[test]
+fn what_is_too_old_is_removed_and_a_manifest_is_what_was_noted_of_it() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=1000"]).unwrap();
+    let dir = |name: &str| lab.dir().join(name);
+    let rotate = ["--rotate-time", "1s"];
+    let kept = start(&daemon, &dir("kept"), "host:lab", &rotate);
+    let more = ["--max-age", "1s", "--no-manifest"];
+    let aged = start(
+        &daemon,
+        &dir("aged"),
+        "host:lab",
+        &[&rotate[..], &more].concat(),
+    );
+    let first = |recorder: &Recorder, name: &str| {
+        let file = || segments(&dir(name)).into_iter().next();
+        recorder.until("it writes", || file().is_some());
+        file().unwrap()
+    };
+    let (old, stays) = (first(&aged, "aged"), first(&kept, "kept"));
+    aged.until("its first file is removed", || !old.exists());
+    // The control has its first file still, and says in a manifest which files it closed.
+    assert!(stays.exists());
+    let lines = || fs::read_to_string(dir("kept").join("rec.manifest")).unwrap_or_default();
+    kept.until("three files are closed", || lines().lines().count() > 3);
+    assert!(!dir("aged").join("rec.manifest").exists());
+    drop((stop(kept), stop(aged)));
+
+    let verify = |head: &[&str]| vnplug(&[&["verify", "--json"], head].concat(), &[&dir("kept")]);
+    let told: Value = serde_json::from_slice(&verify(&[]).stdout).unwrap();
+    let head = told["manifest"]["head"].as_str().unwrap();
+    assert!(verify(&["--head", head]).status.success(), "{told}");
+    // As if it had been written anew: what was noted is in it no more.
+    let another = head.chars().rev().collect::<String>();
+    let wrong = verify(&["--head", &another]);
+    let said = String::from_utf8_lossy(&wrong.stdout);
+    assert!(
+        !wrong.status.success() && said.contains("no line has the hash"),
+        "{said}"
+    );
 }

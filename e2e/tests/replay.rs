@@ -220,6 +220,88 @@ fn speeds_rates_and_rounds_are_kept() {
     let args = ["--rate", "8Mbps", "--loop", "13"];
     near(&args, 1300, total as f64 * 13.0 / 1e6);
     near(&["--max-gap", "2ms"], 100, 99.0 * 0.002);
+    // Recorded in two seconds.
+    let seconds = seen(&["--top-speed"], 100, "top.pcap");
+    assert!(seconds < 1.0, "{seconds}");
+}
+
+#[test]
+fn a_busy_replay_does_not_sleep_between_frames() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("wire0", "wire1").unwrap();
+    let file = lab.dir().join("trace.pcap");
+    pcap(&file, 1, &trace(100, &[10_000_000]));
+    let sleeps = |more: &[&str], name: &str| -> u64 {
+        let listener = Listener::start(&netns, "wire1", lab.dir().join(name));
+        let mut command = netns.command(program("vnplug").unwrap());
+        let args = ["--to", "wire0", "--loop", "forever"];
+        command.arg("replay").arg(&file).args(args).args(more);
+        let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+        let came = || read(&listener.path).len();
+        until("a hundred frames come", came, |now| *now >= 100);
+        let slept = status(child.id(), "voluntary_ctxt_switches");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        slept.parse().unwrap()
+    };
+    let (busy, usual) = (sleeps(&["--busy"], "busy.pcap"), sleeps(&[], "usual.pcap"));
+    assert!(busy < 50 && usual >= 90, "{busy}, {usual}");
+}
+
+#[test]
+fn a_replay_past_the_queueing_discipline_is_not_seen_by_captures_on_the_interface() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("wire0", "wire1").unwrap();
+    let frames = trace(20, &[1_000_000]);
+    let [near, far] = ["wire0", "wire1"]
+        .map(|it| Listener::start(&netns, it, lab.dir().join(format!("{it}.pcap"))));
+    for (part, more) in [(&frames[..10], &["--bypass"][..]), (&frames[10..], &[])] {
+        let file = lab.dir().join("part.pcap");
+        pcap(&file, 1, part);
+        let args = [&["--to", "wire0", "--json"], more].concat();
+        assert_eq!(report(&replay(&netns, &file, &args))["frames"], 10);
+    }
+    assert!(
+        bytes(&far.frames(20)) == bytes(&frames),
+        "other bytes arrived"
+    );
+    assert!(
+        bytes(&near.frames(10)) == bytes(&frames[10..]),
+        "those of the first part"
+    );
+}
+
+#[test]
+fn frames_that_the_capture_cut_are_refused_sent_or_padded() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("wire0", "wire1").unwrap();
+    let frames = trace(2, &[1_000_000]);
+    let file = lab.dir().join("cut.pcap");
+    pcap(&file, 1, &frames);
+    // Of the first frame 300 bytes were on the wire: its header is behind the file's, and says that last.
+    let mut text = std::fs::read(&file).unwrap();
+    text[36..40].copy_from_slice(&300_u32.to_le_bytes());
+    std::fs::write(&file, text).unwrap();
+    let mut padded = frames[0].1.clone();
+    padded.resize(300, 0);
+    let sent = |snapped: &[&str], refused: u64, wanted: &[&[u8]]| {
+        let path = lab.dir().join(format!("{}.pcap", snapped.concat()));
+        let listener = Listener::start(&netns, "wire1", path);
+        let args = [&["--to", "wire0", "--json"], snapped].concat();
+        let told = report(&replay(&netns, &file, &args));
+        assert_eq!(told["refused"]["snapped"], refused, "{told}");
+        assert!(
+            bytes(&listener.frames(wanted.len())) == wanted,
+            "{snapped:?}"
+        );
+    };
+    sent(&[], 1, &[&frames[1].1]);
+    sent(&["--snapped", "refuse"], 1, &[&frames[1].1]);
+    sent(&["--snapped", "send"], 0, &[&frames[0].1, &frames[1].1]);
+    sent(&["--snapped", "pad"], 0, &[&padded, &frames[1].1]);
 }
 
 #[test]

@@ -22,7 +22,11 @@ struct Metrics {
 
 impl Metrics {
     fn start(socket: &Path) -> Self {
-        let mut child = command(socket, "127.0.0.1:0").spawn().unwrap();
+        Self::start_by(command(socket, "127.0.0.1:0"))
+    }
+
+    fn start_by(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let mut line = String::new();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         stdout.read_line(&mut line).unwrap();
@@ -156,6 +160,16 @@ fn who_may_ask() {
     // A page whose name was made to point here.
     assert_eq!(metrics.ask("/metrics", "evil.example").status, 403);
     assert_eq!(metrics.ask("/metrics", "localhost").status, 200);
+    let mut named = command(&socket, "127.0.0.1:0");
+    named.args(["--host", "sensor.example", "--host", "other.example"]);
+    let named = Metrics::start_by(named);
+    for (host, status) in [
+        ("sensor.example", 200),
+        ("other.example", 200),
+        ("evil.example", 403),
+    ] {
+        assert_eq!(named.ask("/metrics", host).status, status, "{host}");
+    }
     let output = command(&socket, "0.0.0.0:0").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
