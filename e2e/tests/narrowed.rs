@@ -390,6 +390,35 @@ fn what_is_removed_until_the_daemon_ends_can_be_removed_for_good_behind_that() {
 }
 
 #[test]
+fn what_the_next_daemon_would_show_by_a_wider_grant_is_not_said_to_be_removed() {
+    let lab = Lab::new().unwrap();
+    let [wide, narrow] = ["*", "lab"].map(|of| format!("uid:{USER}={of}"));
+    let args = [
+        "--source",
+        "lab=gen,pps=100",
+        "--allow",
+        &wide,
+        "--allow",
+        &narrow,
+    ];
+    let daemon = Daemon::start(&lab, None, &args).unwrap();
+    let mut operator = Client::connect_to(&daemon.socket()).unwrap();
+    let mut remove = |grant: &str, keep| {
+        let removed = operator.change_grant(GrantAction::Remove, GrantKind::See, grant, keep);
+        removed.map_err(|error| error.to_string())
+    };
+    assert_eq!(remove(&wide, false), Ok(()));
+    let said = remove(&narrow, true).unwrap_err();
+    assert!(said.contains(&format!("by {wide:?}, too")), "{said}");
+    // The control: for this daemon it can be, and behind the wider one for good, too.
+    assert_eq!(remove(&narrow, false), Ok(()));
+    assert_eq!(
+        [remove(&wide, true), remove(&narrow, true)],
+        [Ok(()), Ok(())]
+    );
+}
+
+#[test]
 fn nothing_is_said_to_be_taken_of_a_machine_whose_pool_is_still_made() {
     let lab = Lab::new().unwrap();
     let source = format!("lab=gen,pps={LOAD},flows=2");

@@ -309,20 +309,20 @@ impl Config {
             }
         }
         for text in &arguments.allow {
-            match Given::read_new(GrantKind::See, text)?.sight() {
+            match Given::read(GrantKind::See, text)?.sight() {
                 (Peer::Vm(name), grant) => vms.push((name, grant)),
                 (Peer::User(uid), grant) => users.push((uid, grant)),
             }
         }
         for text in &arguments.allow_send {
-            senders.push(Given::read_new(GrantKind::Send, text)?.sending());
+            senders.push(Given::read(GrantKind::Send, text)?.sending());
         }
         let mut joiners = Vec::new();
         for table in file.join {
             joiners.push(joiner(table)?);
         }
         for text in &arguments.allow_join {
-            joiners.push(Given::read_new(GrantKind::Join, text)?.join());
+            joiners.push(Given::read(GrantKind::Join, text)?.join());
         }
         let tables = file.backend.into_iter().map(backend);
         let flags = arguments.backend.iter().map(|text| backend_grant(text));

@@ -463,8 +463,13 @@ fn look_through(config: &Config) -> Result<(), String> {
     check_grants(config, &mut compiler)
 }
 
-/// Refuses grants whose filters are wrong: their readers would be refused, and not know why.
+/// Refuses grants whose filters are wrong: their readers would be refused, and not know why. Says of others that nobody has them.
 fn check_grants(config: &Config, compiler: &mut Compiler) -> Result<(), String> {
+    for (kind, given) in config.policy(0).grants() {
+        if let Err(why) = given.must_be_one(&given.written(kind)) {
+            log::warn!(target: "control", "{why}");
+        }
+    }
     let users = config.users.iter().map(|(_, grant)| grant);
     let vms = config.vms.iter().map(|(_, grant)| grant);
     let senders = config.senders.iter().map(|sending| Grant {

@@ -13,8 +13,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use vnplug_ring::control::{
-    Counted, FilterSpec, GrantAction, GrantKind, GrantRequest, Message, REVOKED, Revoke, Whose,
-    code,
+    Counted, FilterSpec, Grant, GrantAction, GrantKind, GrantRequest, Message, REVOKED, Revoke,
+    Whose, code,
 };
 
 use super::Control;
@@ -181,10 +181,11 @@ impl Control {
             let grants = Message::Counters(self.list_grants());
             return self.sessions.answer(whom, Ok((grants, Vec::new())));
         };
-        let given = Given::read_new(kind, &text).and_then(|given| {
+        let given = Given::read(kind, &text).and_then(|given| {
             if action == GrantAction::Remove {
                 return Ok(given);
             }
+            given.must_be_one(&text)?;
             match kind {
                 GrantKind::Send => given.rest.parse::<SendTerms>().map(|_| given),
                 GrantKind::Join => vnplug_switch::check_grant(&given.rest).map(|()| given),
@@ -230,13 +231,11 @@ impl Control {
         if let Some((vm, ..)) = takes
             && self.vms.is_attaching(vm)
         {
-            // What it is attached with can be taken once there is it.
+            // What it is attached with is known when its pool is made.
             return self.sessions.answer(whom, Err(being_attached(vm)));
         }
-        if let What::One { change, .. } = &regrant.what
-            && let Some(wider) = self
-                .policy
-                .wider(change, &self.vms.grants(&change.given.whom))
+        if let What::One { change, keep, .. } = &regrant.what
+            && let Some(wider) = self.wider(change, *keep)
         {
             return self.sessions.answer(whom, Err(is_wider(change, &wider)));
         }
@@ -442,12 +441,8 @@ impl Control {
 
     /// Whether there is something to take: now, or for the next daemon, which has again what was taken until this one ends.
     fn has_grant(&self, change: &Change, is_kept: bool) -> bool {
-        let vm = self.vms.of(&change.given.whom);
-        let attached = match is_kept {
-            true => vm.map(Vm::attached_with),
-            false => vm.map(Vm::grants),
-        };
-        let attached = attached.unwrap_or_default().into_iter().map(|grant| {
+        let attached = self.attached_with(&change.given.whom, is_kept);
+        let attached = attached.into_iter().map(|grant| {
             let given = Given {
                 whom: change.given.whom.clone(),
                 source: grant.source,
@@ -457,12 +452,39 @@ impl Control {
         });
         let mut all = self.policy.grants();
         if is_kept {
-            let mut next = self.reloads.config.policy(0);
-            self.grants.replay(&mut next);
-            all.extend(next.grants());
+            all.extend(self.next_policy().grants());
         }
         let mut all = all.into_iter().chain(attached);
         all.any(|(kind, given)| change.is_about(kind, &given))
+    }
+
+    /// The other grant because of which a change takes nothing: now, or for the next daemon.
+    fn wider(&self, change: &Change, is_kept: bool) -> Option<Given> {
+        let attached = |is_kept| self.attached_with(&change.given.whom, is_kept);
+        let now = self.policy.wider(change, &attached(false));
+        let next = || {
+            let next = is_kept.then(|| self.next_policy())?;
+            next.wider(change, &attached(true))
+        };
+        now.or_else(next)
+    }
+
+    /// What a VM was attached with: what is in force of it, or what the next daemon has again, too.
+    fn attached_with(&self, whom: &Peer, is_kept: bool) -> Vec<Grant> {
+        let vm = self.vms.of(whom);
+        let attached = match is_kept {
+            true => vm.map(Vm::attached_with),
+            false => vm.map(Vm::grants),
+        };
+        attached.unwrap_or_default()
+    }
+
+    /// The grants that the next daemon has.
+    fn next_policy(&self) -> Policy {
+        let mut next = self.reloads.config.policy(0);
+        self.grants.replay(&mut next);
+        next.has_members_of(&self.policy);
+        next
     }
 
     fn list_grants(&self) -> Vec<Counted> {

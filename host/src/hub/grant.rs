@@ -49,17 +49,16 @@ impl Change {
 }
 
 impl Given {
-    /// Reads a grant of this kind that somebody gives or takes now.
+    /// Refuses what no machine has, as its name is none.
     ///
     /// # Errors
-    /// How it is written, and that it is one machine's.
-    pub(crate) fn read_new(kind: GrantKind, text: &str) -> Result<Self, String> {
-        let given = Self::read(kind, text)?;
-        match given.whom == Peer::Vm("*".to_owned()) {
+    /// What to write; `text` is the grant as it was given.
+    pub(crate) fn must_be_one(&self, text: &str) -> Result<(), String> {
+        match self.whom.is_nobody() {
             true => Err(format!(
                 "{text:?} is no grant: it is one machine's, by its name (only `open` of back-ends and programs has vm:*)"
             )),
-            false => Ok(given),
+            false => Ok(()),
         }
     }
 
@@ -213,10 +212,14 @@ mod tests {
             let error = Given::read(GrantKind::Send, bad).unwrap_err();
             assert!(error.contains("vm:NAME=SOURCE"), "{error}");
         }
-        for kind in [GrantKind::See, GrantKind::Send, GrantKind::Use] {
-            let error = Given::read_new(kind, "vm:*=eth1").unwrap_err();
-            assert!(error.contains("one machine's, by its name"), "{error}");
-            assert!(Given::read_new(kind, "vm:a=eth1").is_ok());
+        for (text, is_one) in [
+            ("vm:*=eth1", false),
+            ("vm:a=eth1", true),
+            ("uid:1=eth1", true),
+        ] {
+            let given = Given::read(GrantKind::See, text).unwrap();
+            let said = given.must_be_one(text);
+            assert_eq!(said.is_ok(), is_one, "{said:?}");
         }
     }
 

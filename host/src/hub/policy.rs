@@ -30,6 +30,11 @@ pub enum Peer {
 }
 
 impl Peer {
+    /// `vm:*`, which looks like all machines and is none.
+    pub(crate) fn is_nobody(&self) -> bool {
+        matches!(self, Self::Vm(name) if name == "*")
+    }
+
     /// As grants are written.
     pub(crate) fn written(&self) -> String {
         match self {
@@ -163,6 +168,11 @@ impl Policy {
     /// A source is there by a pattern from now on.
     pub(crate) fn note_member(&mut self, source: &str, pattern: &str) {
         self.members.insert(source.to_owned(), pattern.to_owned());
+    }
+
+    /// The same sources are there by patterns as under another policy.
+    pub(crate) fn has_members_of(&mut self, other: &Self) {
+        self.members.clone_from(&other.members);
     }
 
     /// A source is there by no pattern any more.

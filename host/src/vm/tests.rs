@@ -323,7 +323,7 @@ fn what_operators_took_of_an_attachment_stays_taken_and_what_is_withheld_comes_a
         ..spec("probe")
     };
     let mut vm = create(&wanted, &dirs).unwrap();
-    let mut take = |vm: &mut Vm, what, for_good| vm.take_grants(what, for_good, &dirs.state);
+    let take = |vm: &mut Vm, what, for_good| vm.take_grants(what, for_good, &dirs.state);
     // By its filter, one; by no filter, all of the source.
     assert!(!take(&mut vm, ("eth1", "arp"), true).unwrap());
     assert!(!take(&mut vm, ("eth", ""), true).unwrap());
