@@ -6,13 +6,13 @@
 //! | `port.rs` | one of them |
 //! | `note.rs` | which of them a frame leaves by, and as what |
 //! | `due.rs` | what a batch has for one of them |
-//! | `rest.rs` | how often segments are looked for that can be merged |
+//! | `glance.rs` | how often segments are looked for that can be merged |
 //! | `send.rs` | that is given to it, now or later |
 
 mod due;
+mod glance;
 mod note;
 mod port;
-mod rest;
 mod send;
 
 use std::os::fd::OwnedFd;
@@ -25,10 +25,10 @@ use vnplug_ring::offload::Offload;
 
 use self::due::Item;
 pub(crate) use self::due::{Due, Out, Wholes};
+use self::glance::Glance;
 pub(crate) use self::note::Noted;
 pub(crate) use self::port::PortCounters;
 use self::port::{Kept, Port};
-use self::rest::Rest;
 use crate::batch::Entered;
 use crate::edits::Edits;
 use crate::emulation::Emulation;
@@ -136,7 +136,7 @@ impl Exits {
             is_slow: false,
             kept: Kept::default(),
             gro: 0,
-            rest: Rest::default(),
+            glance: Glance::default(),
             expands_acks: false,
             is_shared: false,
         });
@@ -160,7 +160,7 @@ impl Exits {
             sums: settings.sums,
         };
         port.gro = settings.gro;
-        port.rest = Rest::default();
+        port.glance = Glance::default();
         port.expands_acks = settings.expands_acks && settings.gro > 0;
         if let Some(link) = &mut port.link {
             link.expand_acks(port.expands_acks);

@@ -5,8 +5,8 @@ use vnplug_frame::offload::is_for_linux;
 use vnplug_ring::offload::{Offload, flags, gso};
 
 use super::due::Item;
+use super::glance::Glance;
 use super::note::Noted;
-use super::rest::Rest;
 use crate::batch::Entered;
 use crate::counts::Counters;
 use crate::link::{Given, Link, Losses};
@@ -32,7 +32,7 @@ pub(crate) struct Port {
     /// Segments that are merged for it at most; 0: none are.
     pub(super) gro: u8,
     /// Which batches are looked at for that.
-    pub(super) rest: Rest,
+    pub(super) glance: Glance,
     /// What it sends has ACKs of ours in it.
     pub(super) expands_acks: bool,
     /// Lanes give it frames, too: what is lost of those that wait is counted together with what they gave.
@@ -69,7 +69,7 @@ impl Port {
     /// What is merged for it of this batch, if anything: what its far end takes, and a slow wire carries single frames.
     #[inline]
     pub(super) fn limits(&self) -> Option<Limits> {
-        if self.gro == 0 || self.is_slow || self.rest.goes_on() {
+        if self.gro == 0 || self.is_slow || self.glance.passes_by() {
             return None;
         }
         let link = self.link.as_ref().filter(|link| link.merges())?;

@@ -21,7 +21,7 @@ impl Exits {
             let is_batch = port.todo.len() > 1;
             let limits = port.limits().filter(|_| is_batch);
             if is_batch {
-                port.rest.pass();
+                port.glance.came();
             }
             let Some(link) = &mut port.link else {
                 continue;
@@ -47,7 +47,7 @@ impl Exits {
                     let all = (&mut self.aggregator, &mut self.merged);
                     let (gone, made) = merge(all, &limits, due);
                     port.counters.were_merged(gone, made, counters);
-                    port.rest.looked(port.todo.len(), gone);
+                    port.glance.looked(port.todo.len(), gone);
                     link.send(Due {
                         todo: &self.merged,
                         entered,
