@@ -345,6 +345,15 @@ impl Guest {
         self.sending.kick_if(!self.is_polite, &self.region);
     }
 
+    /// Makes these frames available, all at once.
+    pub(crate) fn send_all(&mut self, frames: &[Vec<u8>]) {
+        for frame in frames {
+            self.prepare_offloaded(frame, &Offload::default());
+        }
+        self.sending.publish(&self.region);
+        self.sending.kick_if(!self.is_polite, &self.region);
+    }
+
     fn prepare_offloaded(&mut self, frame: &[u8], offload: &Offload) {
         let at = self.sending.next % SIZE;
         let buffer = 0x20_0000 + 0x8000 * u64::from(at);

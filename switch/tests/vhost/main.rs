@@ -6,6 +6,7 @@
 mod changed;
 mod coming;
 mod cost;
+mod flooded;
 mod frames;
 mod front;
 mod lanes;
