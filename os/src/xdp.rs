@@ -68,6 +68,22 @@ pub struct Binding {
     pub frags: bool,
 }
 
+impl Binding {
+    /// Chunks that a frame to be sent may take.
+    ///
+    /// A driver with zero-copy may take fewer than the kernel's copy does, from 1 on (the attribute
+    /// `xdp-zc-max-segs` of `NETDEV_CMD_DEV_GET`). It is not asked, so it gets one.
+    fn pieces(self) -> usize {
+        match self {
+            Self {
+                frags: true,
+                zero_copy: false,
+            } => MOST_PIECES,
+            _ => 1,
+        }
+    }
+}
+
 impl Socket {
     /// Opens a socket on this memory; needs `CAP_NET_RAW`. All receive chunks go to the kernel.
     ///
@@ -152,7 +168,7 @@ impl Socket {
         }
         let address = SocketAddrXdp::new(flags, index as u32, queue);
         rustix::net::bind(&self.fd, &address)?;
-        self.pieces = if how.frags { MOST_PIECES } else { 1 };
+        self.pieces = how.pieces();
         Ok(())
     }
 
@@ -332,8 +348,8 @@ impl Socket {
 
     /// Publishes what [`transmit`](Self::transmit) took and has the kernel send it.
     ///
-    /// In copy mode the kernel sends a bounded number of frames per call, so it is called until it
-    /// has them all, or says that it cannot now: then the rest goes with the next flush.
+    /// In copy mode the kernel takes a bounded number of descriptors per call, so it is called until
+    /// it has them all, or says that it cannot now: then the rest goes with the next flush.
     ///
     /// NB: a published index is moved back only where the kernel cannot have looked at it. It keeps a
     /// copy (`cached_prod`); if a ring ends before its copy it takes every old entry for new,
@@ -343,11 +359,11 @@ impl Socket {
         self.tx.publish();
         let mut unsent = Unsent::default();
         let mut was_looked_at = false;
-        // The kernel takes 32 descriptors with each call; a device that is busy is asked a few times.
+        // It takes 32 with each call; a device that is busy is asked a few times.
         let mut calls = self.umem.shape().transmit / 16 + 4;
         while calls > 0 && self.tx.used() > 0 && self.tx.needs_wakeup() {
             match rustix::net::send(&self.fd, &[], SendFlags::DONTWAIT) {
-                // EAGAIN: it sent its share of frames for one call, or the device is busy.
+                // EAGAIN: it took its share of descriptors for one call, or the device is busy.
                 Ok(_) | Err(rustix::io::Errno::AGAIN) => calls -= 1,
                 // net/xdp/xsk.c, __xsk_generic_xmit: it has done with one frame, which the device dropped.
                 Err(rustix::io::Errno::BUSY) if copy_mode => unsent.refused += 1,
@@ -570,9 +586,22 @@ pub const MOST_TAKEN: usize = 256;
 /// Bytes of a chunk before the headroom, which are the kernel's (`XDP_PACKET_HEADROOM`).
 pub const KERNEL_HEADROOM: u32 = 256;
 
-/// Chunks of the longest frame that is sent. In five of 2,048 bytes every frame of an MTU of 9,216 fits; more may be too
-/// many for a driver with zero-copy, which nobody asks here.
+/// Chunks of the longest frame that is sent: in five of 2,048 bytes every frame of an MTU of 9,216 fits.
 const MOST_PIECES: usize = 5;
 /// The frame goes on in the next descriptor.
 const CONTINUED: u32 = xdp::XdpDescOptions::XDP_PKT_CONTD.bits();
 const NEED_WAKEUP: u32 = xdp::XdpRingFlags::XDP_RING_NEED_WAKEUP.bits();
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_sent_in_pieces_where_the_kernel_copies_them_alone() {
+        let pieces = |zero_copy, frags| Binding { zero_copy, frags }.pieces();
+        assert_eq!(pieces(false, true), MOST_PIECES);
+        assert_eq!(pieces(false, false), 1);
+        assert_eq!(pieces(true, true), 1);
+        assert_eq!(pieces(true, false), 1);
+    }
+}

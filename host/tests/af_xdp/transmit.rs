@@ -128,13 +128,15 @@ fn frames_that_need_several_chunks_leave_whole_and_in_order() {
     for mode in [Mode::Auto, Mode::Generic] {
         isolated(move || {
             veth(1);
-            for end in ["va", "vb"] {
-                ip(&format!("link set {end} mtu 12000"));
-            }
             let mut queue = one(AfXdpConfig {
                 mode,
                 ..config("va")
             });
+            for end in ["va", "vb"] {
+                ip(&format!("link set {end} mtu 12000"));
+            }
+            // The queue learns of it when it waits.
+            net::read(queue.as_mut(), 1, Duration::from_millis(200));
             let mut other_end = net::open(net::rx("vb"));
             let lens = [60, 2048, 2049, 4096, 4097, 9014, 61, LONGEST];
             let sent: Vec<_> = (0..400)
