@@ -61,7 +61,8 @@ fn stands(text: &str, words: &str) -> bool {
 
 fn below(dir: &Path, texts: &mut Vec<String>) {
     let entries = fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
-    for entry in entries.flatten() {
+    for entry in entries {
+        let entry = entry.unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
         let path = entry.path();
         match path.is_dir() {
             true => below(&path, texts),
