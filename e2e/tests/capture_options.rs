@@ -1,7 +1,6 @@
 //! Options of `vnplug count`, `dump` and `echo` that shape what a reader gets, and when.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use vnplug_e2e::daemon::{counted, value};
@@ -119,28 +118,39 @@ fn a_cluster_shares_one_flow_packet_by_packet_if_it_is_told_to() {
 }
 
 #[test]
-fn a_reader_that_polls_never_sleeps() {
+fn a_reader_that_polls_does_not_sleep_between_frames() {
     let wire = Wire::new("1500", &["--source", "wire1=af_packet"]);
-    let sleeps = |more: &[&str]| {
-        let count = reader(&wire, "count", MANY, more);
-        let so_far = || -> u64 {
-            let text = status(count.pid(), "voluntary_ctxt_switches");
+    let sleeps = |more: &[&str], sleeps_each_time: bool| {
+        let args = [&["--filter", "udp"], more].concat();
+        // What is sent back was read.
+        let echo = reader(&wire, "echo", MANY, &args);
+        let slept = || -> u64 {
+            let text = status(echo.pid(), "voluntary_ctxt_switches");
             text.parse().unwrap()
         };
-        let before = so_far();
-        // A reader that sleeps is woken for each, if the machine is in time.
-        for first in 0..50 {
+        let read = || value(counted(&wire.daemon.counters(), "port"), "send_taken");
+        let before = slept();
+        for first in 0..FRAMES {
+            let before = slept();
             wire.send(&Stream {
                 first,
                 ..Stream::new("wire0", 1)
             });
-            sleep(Duration::from_millis(20));
+            until("it is read", read, |now| *now == first + 1);
+            if sleeps_each_time {
+                until("it has slept", slept, |now| *now > before);
+            }
         }
-        let slept = so_far() - before;
-        println!("{more:?}: it slept {slept} times");
+        let slept = slept() - before;
+        println!("{more:?}: it slept {slept} times for {FRAMES} frames");
+        drop(echo);
+        wire.daemon.await_no_ports();
         slept
     };
-    assert!(sleeps(&["--busy-poll"]) < 10);
     // The control.
-    assert!(sleeps(&[]) > 25);
+    assert!(sleeps(&[], true) >= FRAMES);
+    assert!(sleeps(&["--busy-poll"], false) < FRAMES / 4);
 }
+
+/// So many are sent, each when the one before was read.
+const FRAMES: u64 = 50;
