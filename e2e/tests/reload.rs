@@ -187,6 +187,15 @@ fn a_hangup_reads_the_file_again_and_without_a_file_ends_the_daemon() {
         || configured.sources(),
         |names| names == &["new"],
     );
+    // Nobody waits for an answer: what is different is in the log.
+    let told = || {
+        let log = configured.daemon.log();
+        let lines = { log.lines() }.filter_map(|line| line.split_once("reload: "));
+        lines.map(|(_, it)| it.to_owned()).collect::<Vec<_>>()
+    };
+    until("it is told", told, |told| {
+        told == &["source new: added", "source old: removed"]
+    });
     // What is wrong is told in the log.
     configured.write("[[source");
     hang_up(&configured.daemon);
