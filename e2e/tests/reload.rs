@@ -129,38 +129,64 @@ fn what_is_wrong_changes_nothing() {
     let kept = lab_source("kept", 20_000);
     let configured = Configured::start(&lab, None, &[kept.clone(), lab_source("old", 10)].concat());
     let mut port = configured.daemon.port("old").open().unwrap();
+    // What an operator asks before, and the unit's own way to ask, which need no other program.
+    let vnplugd = |what: &str| {
+        let mut command = Command::new(program("vnplugd").unwrap());
+        command.args([what, "--config", &configured.file, "--socket"]);
+        let output = command.arg(configured.daemon.socket()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), said)
+    };
+    // How often the daemon was asked to read the file, by its log.
+    let noticed = || {
+        let log = configured.daemon.log();
+        log.matches("is not in force").count() + log.matches("reload: source").count()
+    };
     let missing = "[[source]]\nname = \"file\"\nkind = \"pcap\"\npath = \"/nowhere/x.pcap\"\n";
     let bad_filter = allow("port nonsense");
-    for (text, why) in [
-        ("[[source", "TOML parse error"),
+    for (text, why, is_seen_before) in [
+        ("[[source", "TOML parse error", true),
         // Half of it was written.
-        (&kept[..kept.len() - 8], "TOML parse error"),
-        (&*[&*kept, missing].concat(), "/nowhere/x.pcap"),
-        (&*[&*kept, &*bad_filter].concat(), "port nonsense"),
-        ("colour = 1\n", "colour"),
+        (&kept[..kept.len() - 8], "TOML parse error", true),
+        // Who checks opens no source.
+        (&*[&*kept, missing].concat(), "/nowhere/x.pcap", false),
+        (&*[&*kept, &*bad_filter].concat(), "port nonsense", true),
+        ("colour = 1\n", "colour", true),
     ] {
+        let before = noticed();
         let (code, said) = configured.reload(text);
         assert!(code != Some(0) && said.contains(why), "{why}: {said}");
         assert!(said.contains("nothing is changed"), "{said}");
+        let (code, checked) = vnplugd("--check");
+        assert_eq!(code, Some(i32::from(is_seen_before)), "{why}: {checked}");
+        if is_seen_before {
+            // The same, which the other one shows in a line.
+            let text = checked.strip_prefix("vnplugd: ").unwrap();
+            let text = text.strip_suffix('\n').unwrap().replace('\n', "\\x0a");
+            assert_eq!(said, format!("vnplug: {text}; nothing is changed\n"));
+        }
         assert_eq!(configured.sources(), ["kept", "old"]);
+        // Of the reload, and not of the check.
+        assert_eq!(noticed(), before + 1, "{}", configured.daemon.log());
     }
     assert!(port.next().is_ok());
-    // The unit's own way to ask, which needs no other program: it fails for what is wrong alone.
-    let socket = configured.daemon.socket();
-    let asked = |config: &str| {
-        let mut command = Command::new(program("vnplugd").unwrap());
-        command.args(["--reload", "--config", config, "--socket"]);
-        let output = command.arg(&socket).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        (output.status.success(), said)
-    };
-    let (is_done, said) = asked(&configured.file);
-    assert!(!is_done && said.contains("colour"), "{said}");
+    // The unit's way fails for what is wrong alone.
+    let (code, said) = vnplugd("--reload");
+    assert!(code == Some(1) && said.contains("colour"), "{said}");
     configured.write(&[&*kept, missing].concat());
-    let (is_done, said) = asked(&configured.file);
-    assert!(!is_done && said.contains("nothing is changed"), "{said}");
+    let (code, said) = vnplugd("--reload");
+    assert!(
+        code == Some(1) && said.contains("nothing is changed"),
+        "{said}"
+    );
     configured.write(&[kept, lab_source("old", 10), lab_source("new", 10)].concat());
-    assert!(asked(&configured.file).0);
+    let (code, said) = vnplugd("--check");
+    assert!(
+        code == Some(0) && said.contains("the configuration is right; 3 sources"),
+        "{said}"
+    );
+    assert_eq!(configured.sources(), ["kept", "old"]);
+    assert_eq!(vnplugd("--reload").0, Some(0));
     assert_eq!(configured.sources(), ["kept", "old", "new"]);
     // Whoever is no operator is refused.
     let socket = configured.daemon.socket();
