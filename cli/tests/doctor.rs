@@ -1,9 +1,12 @@
 //! `vnplug doctor` on this machine, with faults made for it, and without them: the controls.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 use serde_json::Value;
+use vnplug_testing::TestDir;
 
 /// A network namespace with a veth, gone at the end.
 struct Wire(String);
@@ -142,4 +145,45 @@ fn a_bpf_filesystem_that_is_missing_is_mounted_when_it_may() {
         .map(|it| serde_json::from_str::<Value>(it).unwrap());
     let states: Vec<_> = said.map(|it| state(&it, "bpf-filesystem")).collect();
     assert_eq!(states, ["warn", "ok", "ok"]);
+}
+
+#[test]
+fn a_module_that_is_missing_is_loaded_when_it_may() {
+    let dir = TestDir::new("modprobe");
+    // What the kernel does once it has the module.
+    let loads = "touch /dev/net/tun";
+    let fails = "echo 'modprobe: FATAL: Module tun not found.' >&2; exit 1";
+    let ask = |what: &str| {
+        let modprobe = dir.path("modprobe");
+        let calls = dir.path("calls");
+        let script = format!("#!/bin/sh\necho \"$@\" >>{}\n{what}\n", calls.display());
+        fs::write(&modprobe, script).unwrap();
+        fs::set_permissions(&modprobe, fs::Permissions::from_mode(0o755)).unwrap();
+        let vnplug = env!("CARGO_BIN_EXE_vnplug");
+        let doctor =
+            format!("{vnplug} --socket /nonexistent/vnplug.sock doctor --role host --json");
+        let calls = calls.display();
+        let script = format!(
+            "mkdir -p /dev/net && mount -t tmpfs none /dev/net && PATH={}:$PATH && >{calls} || exit
+            {doctor}; cat {calls} >&2; {doctor} --fix; {doctor}; cat {calls} >&2",
+            dir.0.display()
+        );
+        let apart = ["--mount", "--propagation", "private", "sh", "-c", &script];
+        let said = Command::new("unshare").args(apart).output().unwrap();
+        let states = String::from_utf8(said.stdout).unwrap();
+        let states = { states.lines() }.map(|it| state(&serde_json::from_str(it).unwrap(), "tun"));
+        let told = String::from_utf8(said.stderr).unwrap();
+        let calls = { told.lines() }.filter(|it| !it.starts_with("vnplug: "));
+        let calls = calls.map(str::to_owned).collect::<Vec<_>>();
+        (states.collect::<Vec<_>>(), calls, told)
+    };
+    let (states, calls, told) = ask(loads);
+    assert_eq!(states, ["warn", "ok", "ok"], "{told}");
+    // It was called by `--fix` alone, once.
+    assert_eq!(calls, ["tun"], "{told}");
+    let (states, calls, told) = ask(fails);
+    assert_eq!(states, ["warn", "warn", "warn"], "{told}");
+    assert_eq!(calls, ["tun"], "{told}");
+    let is_told = told.contains("tun: cannot be mended") && told.contains("Module tun not found");
+    assert!(is_told, "{told}");
 }
