@@ -3,15 +3,20 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::net::TcpStream;
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::process::Command;
 
+use vnplug::{Balance, Next};
 use vnplug_e2e::daemon::{Daemon, counted, program, value};
 use vnplug_e2e::station::Running;
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::{PATIENT, Wire};
 use vnplug_e2e::{Lab, Netns};
+use vnplug_frame::witness::{Parsed, parse};
 use vnplug_ring::control::Counted;
 use vnplug_testing::{eventually, until};
 
@@ -160,10 +165,8 @@ fn what_cannot_be_served_is_said() {
     assert_eq!(header[..4], 0xa1b2_3c4d_u32.to_ne_bytes());
 }
 
-/// Flat out, and with an eye on every frame; `mirror_ends.rs` has the other kinds of tunnels.
-#[test]
-fn a_tunnel_of_the_kernel_is_a_source() {
-    let lab = Lab::new().unwrap();
+/// Two namespaces, far and near, that a wire from `wire0` to `wire1` joins, and a tunnel of such a device `mirror` through it.
+fn tunnel(kind: &str) -> (Netns, Netns) {
     let (near, far) = (Netns::new().unwrap(), Netns::new().unwrap());
     far.veth("wire0", "wire1").unwrap();
     far.ip(&["link", "set", "wire1", "netns", near.name()])
@@ -177,15 +180,21 @@ fn a_tunnel_of_the_kernel_is_a_source() {
         netns
             .ip(&["link", "set", end, "arp", "on", "mtu", "1700", "up"])
             .unwrap();
-        let words = format!(
-            "link add mirror mtu 1600 type vxlan id 7 dstport 4789 local {local} remote {remote}"
-        );
+        let words = format!("link add mirror mtu 1600 type {kind} local {local} remote {remote}");
         netns.ip(&words.split(' ').collect::<Vec<_>>()).unwrap();
         netns.ip(&["link", "set", "mirror", "up"]).unwrap();
     }
     // The kernel keeps few frames for a neighbour that it does not know yet.
     let ping = ["ping", "-c", "1", "-W", "9", "192.0.2.2"];
     far.exec(&ping).unwrap();
+    (far, near)
+}
+
+/// Flat out, and with an eye on every frame; `mirror_ends.rs` has the other kinds of tunnels.
+#[test]
+fn a_tunnel_of_the_kernel_is_a_source() {
+    let lab = Lab::new().unwrap();
+    let (far, near) = tunnel("vxlan id 7 dstport 4789");
     let sources = ["--source", "mirror", "--source", PATIENT];
     let daemon = Daemon::start(&lab, Some(&near), &sources).unwrap();
     let mut count = Command::new(program("vnplug").unwrap());
@@ -222,3 +231,64 @@ fn a_tunnel_of_the_kernel_is_a_source() {
     assert_eq!(witness["perfect"], true, "{}", count.output());
     assert_eq!(witness["received"], 500, "{}", count.output());
 }
+
+/// What two members of a cluster on the wire have of each flow within a tunnel, all of whose packets are of one flow on the wire.
+fn shared(dstport: u16) -> Vec<[u64; 2]> {
+    let (lab, flows, each) = (Lab::new().unwrap(), 32, 20);
+    // Of such a range the kernel takes the first port alone.
+    let (far, near) = tunnel(&format!("vxlan id 7 srcport 40000 40001 dstport {dstport}"));
+    let daemon = Daemon::start(&lab, Some(&near), &["--source", PATIENT]).unwrap();
+    let member = || {
+        let port = daemon.port("wire1").cluster("ids", Balance::Flow);
+        port.filter(&format!("udp dst port {dstport}")).open()
+    };
+    let mut members = [member().unwrap(), member().unwrap()];
+    let stream = Stream {
+        len_bytes: 100,
+        flows,
+        pps: NonZeroU64::new(20_000),
+        ..Stream::new("mirror", u64::from(flows) * each)
+    };
+    far.enter(|| stream.send()).unwrap().unwrap();
+    let (mut outside, mut inside) = (HashSet::new(), HashMap::<Vec<u8>, [u64; 2]>::new());
+    eventually("all packets are read", || {
+        for (number, port) in members.iter_mut().enumerate() {
+            while let Next::Packet(packet) = port.next().unwrap() {
+                let (outer, inner) = packet.bytes.split_at(VXLAN_BYTES);
+                if let Parsed::Witness(_) = parse(inner) {
+                    outside.insert(outer[ADDRESSES_AND_PORTS].to_vec());
+                    inside
+                        .entry(inner[ADDRESSES_AND_PORTS].to_vec())
+                        .or_default()[number] += 1;
+                }
+            }
+            port.release();
+        }
+        inside.values().flatten().sum::<u64>() == stream.count
+    });
+    assert_eq!(outside.len(), 1, "{outside:?}");
+    assert_eq!(inside.len(), flows as usize);
+    assert!(inside.values().all(|it| it.iter().sum::<u64>() == each));
+    daemon.audit();
+    inside.into_values().collect()
+}
+
+#[test]
+fn a_cluster_on_the_wire_shares_a_tunnel_by_the_flows_within() {
+    let has_all =
+        |of: &[[u64; 2]], member: usize| of.iter().filter(|it| it[1 - member] == 0).count();
+    let flows = shared(4789);
+    let [first, second] = [0, 1].map(|member| has_all(&flows, member));
+    // Each flow is whole with one member, and both have some.
+    assert_eq!(first + second, flows.len(), "{flows:?}");
+    assert!(first > 0 && second > 0, "{flows:?}");
+    // The control: at a port by which nobody knows a tunnel it is one flow.
+    let flows = shared(8472);
+    let [first, second] = [0, 1].map(|member| has_all(&flows, member));
+    assert_eq!(first.max(second), flows.len(), "{flows:?}");
+}
+
+/// Before the frame within: Ethernet, IPv4, UDP, VXLAN.
+const VXLAN_BYTES: usize = 14 + 20 + 8 + 8;
+/// Of a frame with UDP over IPv4.
+const ADDRESSES_AND_PORTS: Range<usize> = 26..38;
