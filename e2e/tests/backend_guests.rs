@@ -23,7 +23,7 @@ use vnplug_e2e::{Guest, Image, Job, Lab, Machine, Qemu, QemuConfig, container};
 use vnplug_ring::control::{REVOKED_CHANNEL, code};
 use vnplug_testing::{Deadline, PATIENCE, eventually};
 
-use self::memory::{is_emptied, shares, shares_again, writes};
+use self::memory::{is_apart, is_emptied, shares, shares_again, writes};
 use self::resumes::{Program, resumes};
 use self::speech::{counts, floods, speaks};
 
@@ -323,6 +323,7 @@ fn a_running_qemu_gets_memory_of_its_own_and_gives_it_back() {
         // Memory that a program keeps has its port until it goes, and q35 has four.
         if vm == "pc" {
             writes(&guest, &mut back, &whose);
+            is_apart(&guest, &mut back, &whose);
         }
         let mut back = hears_of_its_death(&guest, &daemon, back, &whose);
         // What was plugged is taken out: twice the limit goes, one after the other, and more at once does not.

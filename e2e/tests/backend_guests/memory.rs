@@ -127,3 +127,59 @@ pub(crate) fn shares_again(back: &mut BackEnd, channel: u32, bytes: u64, writabl
         }
     }
 }
+
+/// Memory in a device is its program's alone: one of another user that has memory, too, maps none of it, and one that looks for it
+/// gets no descriptor.
+pub(crate) fn is_apart(guest: &Guest, back: &mut BackEnd, whose: &str) {
+    const USERS: [&str; 3] = ["first", "second", "third"];
+    let said = |command: &str| guest.run(command, PATIENCE).unwrap().text().to_string();
+    for (at, user) in USERS.iter().enumerate() {
+        let number = 65_500 + at;
+        said(&format!(
+            "echo {user}:x:{number}:{number}::/:/bin/sh >>/etc/passwd"
+        ));
+    }
+    let programs = [USERS[0], USERS[1]].map(|user| {
+        let exec = "exec vnplug channel kv --dump 32";
+        let command = format!("exec su -s /bin/sh {user} -c '{exec}' <>/tmp/quiet 2>&1");
+        let program = guest.spawn(&command).unwrap();
+        let channel = joined(back, whose);
+        let region = shares_again(back, channel, 4096, true);
+        let memory = back.memory(region).unwrap();
+        memory.write(0, user.as_bytes()).unwrap();
+        back.event(channel, 0, 1).unwrap();
+        shows(&program, &format!("begins: {user}"));
+        program
+    });
+    // The control: each maps a device, and no two the same.
+    let maps = "for p in $(pidof vnplug); do grep -q channel /proc/$p/cmdline && \
+                grep -o '/sys[^ ]*/resource2[^ ]*' /proc/$p/maps | sort -u; done";
+    let mapped = said(maps);
+    let [one, other] = mapped.split_whitespace().collect::<Vec<_>>()[..] else {
+        panic!("{mapped}");
+    };
+    assert_ne!(one, other);
+    // Not by the file, which is there: root opens it.
+    for device in [one, other] {
+        for user in USERS {
+            let open = format!("su -s /bin/sh {user} -c 'exec 3<{device} && echo opened' 2>&1");
+            let refused = said(&open);
+            assert!(refused.contains("ermission denied"), "{user}: {refused}");
+        }
+        let opened = said(&format!("exec 3<>{device} && echo opened"));
+        assert!(opened.contains("opened"), "{opened}");
+    }
+    // Nor by the descriptors of the processes. The control: those of a user's own program it does open.
+    let opens = |user: &str| {
+        let each = "for p in $(pidof vnplug); do for f in /proc/$p/fd/*; do (exec 3<$f) && echo got; done; done";
+        let count = said(&format!(
+            "su -s /bin/sh {user} -c '{each}' 2>/dev/null | grep -c got"
+        ));
+        count.trim().parse::<u32>().unwrap()
+    };
+    assert_eq!((opens(USERS[2]), opens(USERS[0]) > 0), (0, true));
+    for program in programs {
+        program.signal("KILL").unwrap();
+        assert!(matches!(heard(back), Heard::Left { .. }));
+    }
+}
