@@ -348,18 +348,16 @@ fn a_running_qemu_gets_memory_of_its_own_and_gives_it_back() {
             );
             assert!(back.withdraw(region, Duration::from_secs(30)).unwrap());
         }
+        program.signal("KILL").unwrap();
+        assert!(matches!(heard(&mut back), Heard::Left { channel: of, .. } if of == channel));
         // The daemon is started again: both resume, and so does who plugs.
-        daemon.kill();
-        daemon.launch().unwrap();
-        let channel = loop {
-            if let Heard::Joined { channel, .. } = heard(&mut back) {
-                break channel;
-            }
-        };
-        let region = shares_again(&mut back, channel, 4096, false);
-        assert!(back.withdraw(region, Duration::from_secs(30)).unwrap());
-        drop(program);
+        resumes(Program::in_guest(&guest), &whose, &mut back, || {
+            daemon.kill();
+            daemon.launch().unwrap();
+        });
         // A QEMU that is killed takes its programs along.
+        let _program = guest.spawn("vnplug channel kv <>/tmp/quiet 2>&1").unwrap();
+        let channel = joined(&mut back, &whose);
         let begun = Instant::now();
         std::thread::scope(|scope| {
             scope.spawn(|| guest.kill());

@@ -12,6 +12,7 @@ use vnplug_e2e::user::{USER, open_to_all};
 use vnplug_e2e::{Guest, Lab};
 use vnplug_testing::{PATIENCE, until};
 
+use super::memory::shares_again;
 use super::{back_end, heard, joined};
 
 /// A program that uses the back-end, wherever it runs.
@@ -84,7 +85,7 @@ pub(crate) fn resumes(
             said.contains(text)
         })
     };
-    let before = back.share(channel, 1 << 20, true).unwrap();
+    let before = shares_again(back, channel, 1 << 20, true);
     back.memory(before).unwrap().write(0, b"before").unwrap();
     back.event(channel, 0, 1).unwrap();
     shows(&program, &format!("memory {before} begins: before"));
@@ -102,7 +103,7 @@ pub(crate) fn resumes(
     );
     back.send(channel, b"heard").unwrap();
     shows(&program, "heard");
-    let after = back.share(channel, 1 << 20, true).unwrap();
+    let after = shares_again(back, channel, 1 << 20, true);
     back.memory(after).unwrap().write(0, b"after").unwrap();
     back.event(channel, 0, 1).unwrap();
     let said = shows(&program, &format!("memory {after} begins: after"));
