@@ -9,6 +9,7 @@ use std::path::Path;
 use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::ends::ran;
 use vnplug_e2e::station::{Running, Station, content};
+use vnplug_e2e::sums::Capture;
 use vnplug_e2e::{Image, Lab, Netns, Uml, UmlConfig};
 use vnplug_testing::{PATIENCE, eventually};
 
@@ -37,6 +38,9 @@ fn serve(netns: &Netns, lab: &Lab, dir: &Path) -> [Running; 2] {
     servers
 }
 
+/// Bytes of what is moved.
+const LEN: usize = 2 << 20;
+
 #[test]
 fn what_rsync_copies_is_whole_and_iperf3_runs_through_settings_loss_and_another_order() {
     let lab = Lab::new().unwrap();
@@ -59,7 +63,7 @@ fn what_rsync_copies_is_whole_and_iperf3_runs_through_settings_loss_and_another_
     let nic = Station::by_nic(&lab, &daemon, "lan0", "10.77.8.4", &nic).unwrap();
     let www = lab.dir().join("www");
     std::fs::create_dir(&www).unwrap();
-    let bytes = content(2 << 20);
+    let bytes = content(LEN);
     std::fs::write(www.join("bulk"), &bytes).unwrap();
     let _servers = [&vde, &nic].map(|it| serve(&it.netns, &lab, &www));
     let set = |text: &str| {
@@ -86,6 +90,7 @@ fn what_rsync_copies_is_whole_and_iperf3_runs_through_settings_loss_and_another_
         for settings in ["gro=off", "gro=20 acks=expand", "tso=off csum=off"] {
             set("default");
             set(settings);
+            let capture = Capture::start(&lab, &daemon, "lan0", "rsync").unwrap();
             for other in [&vde, &nic] {
                 let about = format!("{settings} {netem} {}", other.address);
                 let url = format!("rsync://{}:7001/www", other.address);
@@ -102,10 +107,13 @@ fn what_rsync_copies_is_whole_and_iperf3_runs_through_settings_loss_and_another_
                 std::fs::remove_file(www.join("back")).unwrap();
                 ran(&guest, "rm /tmp/in/bulk");
                 for way in ["", "-R"] {
-                    let iperf = format!("iperf3 -c {} -p 7002 -n 2M {way}", other.address);
+                    let iperf = format!("iperf3 -c {} -p 7002 -n {LEN} {way}", other.address);
                     ran(&guest, &iperf);
                 }
             }
+            // Each of both has and gives it by both programs, in segments of 1,448 bytes.
+            let (frames, _) = capture.check(&format!("{settings} {netem}")).unwrap();
+            assert!(frames > 8 * LEN / 1448, "{settings} {netem}: {frames}");
         }
     }
     assert!(dropped() > 0, "the guest's netem lost nothing");
