@@ -102,6 +102,7 @@ fn a_guest_has_few_long_frames_of_senders_that_cut_themselves() {
         let (code, said) = daemon.vnplug(&set);
         assert_eq!(code, Some(0), "{said}");
     };
+    let show = || daemon.vnplug(&["switch", "show", "lan0/port3"]).1;
     let of = |name: &str| value(counted(&daemon.counters(), "source"), name);
     for (sender, address) in [(&vde, "10.77.4.1"), (&virtio, "10.77.4.2")] {
         set("gro=off acks=as-is");
@@ -113,6 +114,11 @@ fn a_guest_has_few_long_frames_of_senders_that_cut_themselves() {
         let before = of("acks_expanded");
         assert!(before == 0 || address != "10.77.4.1");
         set("acks=expand");
+        let shown = show();
+        assert!(
+            shown.contains("gro=20") && shown.contains("acks=expand"),
+            "{shown}"
+        );
         let expanded = moves(sender, &receiver, address, 8);
         println!("{address}: {single:?} {merged:?} {expanded:?}");
         assert!(single.mean <= 1514.0, "{single:?}");
@@ -139,7 +145,10 @@ fn a_guest_has_few_long_frames_of_senders_that_cut_themselves() {
     assert!(of("out_super_frames") > before);
     let (longest, count) = longest(&mut capture);
     assert!(longest == 1514 && count > 500, "{longest} {count}");
-    let (_, shown) = daemon.vnplug(&["switch", "show", "lan0/port3"]);
-    assert!(shown.contains("gro=20"), "{shown}");
+    let shown = show();
+    assert!(
+        shown.contains("gro=20") && !shown.contains("acks=expand"),
+        "{shown}"
+    );
     daemon.audit();
 }
