@@ -65,10 +65,13 @@ fn count(daemon: &Daemon, switch: &str, name: &str) -> u64 {
     value(counters.iter().find(|it| it.name == switch).unwrap(), name)
 }
 
-/// How the far end's card is, and what it does not do.
-const CARDS: [(&str, [&str; 6]); 2] = [
-    ("none", ["tx", "off", "tso", "off", "gso", "off"]),
-    ("all", ["tx", "on", "tso", "on", "gso", "on"]),
+/// How the cards of the wire are, the uplink's and the far end's: what they do, and what is set.
+const CARDS: [(&str, [&str; 8]); 2] = [
+    (
+        "none",
+        ["tx", "off", "sg", "off", "tso", "off", "gso", "off"],
+    ),
+    ("all", ["tx", "on", "sg", "on", "tso", "on", "gso", "on"]),
 ];
 
 /// Of the guest's port.
@@ -115,14 +118,26 @@ fn what_programs_fetch_is_whole_and_all_checksums_are_right_with_each_set_of_off
         }
     };
     for (card, words) in CARDS {
-        let ethtool = [&["ethtool", "-K", "far0"], &words[..]].concat();
-        far.exec(&ethtool).unwrap();
+        for (netns, name) in [(&here, "up0"), (&far, "far0")] {
+            let ethtool = [&["ethtool", "-K", name], &words[..]].concat();
+            netns.exec(&ethtool).unwrap();
+        }
         for own in ["on", "off"] {
             guest
                 .0
                 .runs(&format!("ethtool -K eth0 tx {own} tso {own} gso {own}"));
+            // The guest's card does what its own driver lets it, whatever those of the wire do.
+            let features = guest.0.runs("ethtool -k eth0");
+            for (name, state) in [
+                ("scatter-gather", "on"),
+                ("tx-checksumming", own),
+                ("tcp-segmentation-offload", own),
+            ] {
+                let due = format!("{name}: {state}");
+                assert!(features.contains(&due), "{card}: {due}: {features}");
+            }
             for settings in SETTINGS {
-                let about = format!("{card} of the far card, {own} in the guest, {settings}");
+                let about = format!("{card} of the wire's cards, {own} in the guest, {settings}");
                 set(&daemon, "lan0/port2", "default");
                 set(&daemon, "lan0/port2", settings);
                 let capture = Capture::start(&lab, &daemon, "lan0", "guest").unwrap();
