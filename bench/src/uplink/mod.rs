@@ -1,7 +1,7 @@
 //! A switch's uplink, beside Debian's `vde_switch` with `vde_pcapplug`.
 //!
 //! Both ways have a wire of their own to the same far machine, and the same kind of guest: a namespace
-//! with the TAP of `vde_plug2tap`. They are measured in turns. [`engines`] is beside no switch.
+//! with the TAP of `vde_plug2tap`. They are measured in turns. [`engines()`] is beside no switch.
 
 mod engines;
 mod site;
