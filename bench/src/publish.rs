@@ -49,7 +49,20 @@ struct Part {
     rows: &'static [&'static str],
 }
 
+/// A figure belongs to the first that has it.
 const PARTS: &[Part] = &[
+    Part {
+        name: "rows measured later",
+        rows: &[
+            "context-guests",
+            "uplink-engines",
+            "switch-calls",
+            "switch-mixed",
+            "switch-vde",
+            "aggregate-flood",
+            "acks-only",
+        ],
+    },
     Part {
         name: "back-ends, contexts and twin programs",
         rows: &["backend-", "context-", "twin-"],
@@ -68,17 +81,16 @@ impl Part {
         })
     }
 
-    fn has(&self, figure: &Figure) -> bool {
-        self.rows.iter().any(|row| figure.name.starts_with(row))
+    /// The one that a figure belongs to.
+    fn of(figure: &Figure) -> Option<&'static Self> {
+        let has = |part: &&Self| part.rows.iter().any(|row| figure.name.starts_with(row));
+        PARTS.iter().find(has)
     }
 }
 
 /// The figures of a part; without one, those that are in no part.
 fn of(part: Option<&Part>, mut figures: Vec<Figure>) -> Vec<Figure> {
-    figures.retain(|figure| match part {
-        Some(part) => part.has(figure),
-        None => !PARTS.iter().any(|part| part.has(figure)),
-    });
+    figures.retain(|figure| Part::of(figure).map(|it| it.name) == part.map(|it| it.name));
     figures
 }
 
@@ -185,6 +197,7 @@ mod tests {
         };
         let names = [
             "backend-event",
+            "context-guests-8",
             "context-tx-1",
             "handoff-60",
             "twin-count-60",
@@ -195,6 +208,8 @@ mod tests {
             of.into_iter().map(|figure| figure.name).collect()
         };
         assert_eq!(names(None), ["handoff-60"]);
+        let later = Part::named("rows measured later").unwrap();
+        assert_eq!(names(Some(later)), ["context-guests-8"]);
         let part = Part::named("back-ends, contexts and twin programs").unwrap();
         assert_eq!(
             names(Some(part)),

@@ -319,7 +319,7 @@ impl Site {
     }
 }
 
-pub(super) fn end(job: &Job) -> Result<()> {
+fn end(job: &Job) -> Result<()> {
     job.answer("TERM", 0)?;
     let begun = Instant::now();
     while !job.is_done() {

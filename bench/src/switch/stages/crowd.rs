@@ -1,12 +1,13 @@
 //! Contexts of 1 to 32 guests at once, which Menon's tables leave out: what all send together, and how equal their parts are.
 
+use std::thread::{ScopedJoinHandle, scope};
 use std::time::{Duration, Instant};
 
 use vnplug_e2e::Job;
 use vnplug_e2e::daemon::value;
 use vnplug_ring::counters::label;
 
-use super::contexts::{LEN, LIMIT, PEER, SETTLED, Site, end, mbps, sender};
+use super::contexts::{LEN, LIMIT, PEER, SETTLED, Site, mbps, sender};
 use crate::context::jain;
 use crate::row::{Figure, Plan, Result, Samples};
 
@@ -79,10 +80,26 @@ impl Site {
             .map(|(last, first)| last - first)
             .collect();
         let total = mbps(parts.iter().sum(), begun.elapsed());
-        jobs.iter().try_for_each(end)?;
+        end_all(&jobs)?;
         let parts: Vec<_> = parts.into_iter().map(|it| it as f64).collect();
         Ok((total, jain(&parts)))
     }
+}
+
+/// All at once: who is ended while the others still send has little of the processors to end with.
+fn end_all(jobs: &[Job]) -> Result<()> {
+    let end = |job: &Job| job.signal("TERM").and_then(|()| job.wait(LIMIT));
+    let ended: Vec<_> = scope(|scope| {
+        let threads: Vec<_> = jobs
+            .iter()
+            .map(|job| scope.spawn(move || end(job)))
+            .collect();
+        threads.into_iter().map(ScopedJoinHandle::join).collect()
+    });
+    for job in ended {
+        job.map_err(|_| "a thread that ends a guest's sender panicked")??;
+    }
+    Ok(())
 }
 
 /// Ours and the guests' own cards in turns.
