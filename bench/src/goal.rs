@@ -214,9 +214,11 @@ const GOALS: &[(&str, Goal)] = &[
     ("aggregate-container-20-cpu", Goal::ShareOfPeer(0.69)),
     ("aggregate-merging-guest-20-cpu", Goal::ShareOfPeer(0.69)),
     ("acks-guest-cpu", Goal::ShareOfPeer(0.59)),
+    ("acks-merging-guest-cpu", Goal::ShareOfPeer(0.59)),
     ("acks-container-cpu", Goal::ShareOfPeer(0.59)),
     ("acks-slow-start-1024", Goal::ShareOfPeer(1.05)),
     ("acks-guest-price", Goal::ShareOfPeer(1.1)),
+    ("acks-merging-guest-price", Goal::ShareOfPeer(1.1)),
     ("acks-container-price", Goal::ShareOfPeer(1.1)),
     // A flood that nothing can be merged of costs nothing, and neither do ACKs that are looked at.
     ("aggregate-flood-ring-130", Goal::ShareOfPeer(1.05)),

@@ -13,6 +13,7 @@
 use std::fs;
 use std::path::Path;
 
+use crate::goal::Goal;
 use crate::plot;
 use crate::report;
 use crate::row::{Figure, Result};
@@ -53,15 +54,7 @@ struct Part {
 const PARTS: &[Part] = &[
     Part {
         name: "rows measured later",
-        rows: &[
-            "context-guests",
-            "uplink-engines",
-            "switch-calls",
-            "switch-mixed",
-            "switch-vde",
-            "aggregate-flood",
-            "acks-only",
-        ],
+        rows: &["context-guests", "uplink-engines", "switch-calls"],
     },
     Part {
         name: "back-ends, contexts and twin programs",
@@ -70,6 +63,21 @@ const PARTS: &[Part] = &[
     Part {
         name: "cards that do a guest's work, requests, and paths that lose",
         rows: &["hlvi", "tcp-rr", "aggregate-loss-"],
+    },
+    Part {
+        name: "stages",
+        rows: &["tcp-stage-", "stage-switch-"],
+    },
+    Part {
+        name: "floods, ACKs alone, and senders",
+        rows: &[
+            "aggregate-flood-",
+            "acks-only-",
+            "aggregate-cubic-",
+            "aggregate-reno-",
+            "aggregate-bbr-",
+            "acks-senders-",
+        ],
     },
 ];
 
@@ -120,10 +128,13 @@ fn level(part: Option<&Part>) -> &'static str {
     }
 }
 
-/// The goals' table, then each plot with the table of its figures, each figure once.
+/// The goals' table, if any has one, then each plot with the table of its figures, each figure once.
 fn sections(figures: &[Figure], folder: &Path, level: &str) -> Result<String> {
-    let goals = report::goals_table(figures);
-    let mut text = format!("\n{level} Goals\n\n{goals}");
+    let mut text = String::new();
+    if figures.iter().any(|figure| Goal::of(figure).is_some()) {
+        let goals = report::goals_table(figures);
+        text += &format!("\n{level} Goals\n\n{goals}");
+    }
     let mut shown = vec![false; figures.len()];
     for drawing in plot::drawings(figures) {
         let name = format!("{}.svg", drawing.name);
@@ -196,10 +207,14 @@ mod tests {
             note: String::new(),
         };
         let names = [
+            "acks-guest",
+            "acks-senders-10240",
             "backend-event",
             "context-guests-8",
             "context-tx-1",
             "handoff-60",
+            "stage-60-copy",
+            "stage-switch-60",
             "twin-count-60",
         ];
         let figures: Vec<Figure> = names.into_iter().map(figure).collect();
@@ -207,7 +222,7 @@ mod tests {
             let of = of(part, figures.clone());
             of.into_iter().map(|figure| figure.name).collect()
         };
-        assert_eq!(names(None), ["handoff-60"]);
+        assert_eq!(names(None), ["acks-guest", "handoff-60", "stage-60-copy"]);
         let later = Part::named("rows measured later").unwrap();
         assert_eq!(names(Some(later)), ["context-guests-8"]);
         let part = Part::named("back-ends, contexts and twin programs").unwrap();

@@ -226,7 +226,8 @@ fn ipv6(packet: &[u8]) -> Option<Carried> {
             Extension::Fragment { next, later, more } => {
                 carried.protocol = next;
                 carried.at += FRAGMENT_BYTES;
-                carried.more = more;
+                // One that another such header follows is a fragment all the same.
+                carried.more |= more;
                 if later {
                     carried.later = true;
                     return Some(carried);
@@ -357,6 +358,11 @@ mod tests {
             let end = if later { (0, 48) } else { (17, 56) };
             assert_eq!((found.protocol, found.at), end, "{word}");
         }
+        // The first of several, and a second header that says that it is all there is.
+        let mut packet = six(&[44, 44]);
+        packet[43] = 1;
+        let found = ip(IPV6, &packet).unwrap();
+        assert_eq!((found.later, found.more), (false, true));
         let mut packet = [0; 20];
         (packet[0], packet[9]) = (0x47, 6);
         for (word, later, more) in [

@@ -132,6 +132,11 @@ pub(super) const SWITCH: &[Row] = &[
         switch::stages,
     ),
     row(
+        "stage-switch",
+        "instructions of the daemon for a frame from card to card by vhost-user, short, long and a super-frame, counted by callgrind",
+        switch::instructions,
+    ),
+    row(
         "twin-containers",
         "TCP between two containers by the kernel instance of a switch, and by the daemon, against a Linux bridge",
         switch::twin_containers,

@@ -39,6 +39,11 @@ impl Profile {
         }
         profile
     }
+
+    /// Instructions of all functions.
+    pub(super) fn all(&self) -> u64 {
+        self.functions.values().flat_map(HashMap::values).sum()
+    }
 }
 
 /// A name is told once, with a number that stands for it later: `(7) name`, then `(7)`.
@@ -75,5 +80,6 @@ mod tests {
             (of("main", "a.rs"), of("main", "b.rs"), of("help", "b.rs")),
             (7, 1, 50)
         );
+        assert_eq!(profile.all(), 58);
     }
 }

@@ -112,23 +112,9 @@ fn daemon(variant: Variant, len: usize, packets: u64) -> Result<Stages> {
         Variant::Plain => FilterSpec::All,
         Variant::Filtered => FilterSpec::Program(PROGRAM.into_iter().flat_map(bytes).collect()),
     };
-    let mut command = wire.netns.command("valgrind");
-    command
-        .args(valgrind(dir))
-        .arg(program("vnplugd")?)
-        .arg("--socket")
-        .arg(dir.join("s"))
-        .arg("--pool-dir")
-        .arg(dir)
-        .args(["--source", "wire0"]);
-    let valgrind = Valgrind::start(command, dir)?;
+    let command = wire.netns.command("valgrind");
+    let valgrind = Valgrind::serving(command, dir, &["--source", "wire0"])?;
     let deadline = Instant::now() + LIMIT;
-    while Client::connect_to(&dir.join("s")).is_err() {
-        if Instant::now() > deadline {
-            return Err(valgrind.said("the daemon does not serve").into());
-        }
-        sleep(Duration::from_millis(50));
-    }
     let mut port = PortOptions::new("wire0")
         .socket(dir.join("s"))
         .ring_bytes(16 << 20)
@@ -283,7 +269,7 @@ fn valgrind(dir: &Path) -> [String; 3] {
 }
 
 /// A program under valgrind.
-struct Valgrind {
+pub(crate) struct Valgrind {
     child: Child,
     dir: PathBuf,
 }
@@ -302,6 +288,32 @@ impl Valgrind {
         })
     }
 
+    /// A daemon that serves, of these arguments beside that of its socket, `s` in `dir`; `command` begins valgrind.
+    pub(crate) fn serving(mut command: Command, dir: &Path, args: &[&str]) -> Result<Self> {
+        command
+            .args(valgrind(dir))
+            .arg(program("vnplugd")?)
+            .arg("--socket")
+            .arg(dir.join("s"))
+            .arg("--pool-dir")
+            .arg(dir)
+            .args(args);
+        let valgrind = Self::start(command, dir)?;
+        let deadline = Instant::now() + LIMIT;
+        while Client::connect_to(&dir.join("s")).is_err() {
+            if Instant::now() > deadline {
+                return Err(valgrind.said("the daemon does not serve").into());
+            }
+            sleep(Duration::from_millis(50));
+        }
+        Ok(valgrind)
+    }
+
+    /// Ends it in order; all instructions that it took.
+    pub(crate) fn instructions(self) -> Result<u64> {
+        Ok(self.finish()?.all())
+    }
+
     /// Ends it in order, and reads what it counted.
     fn finish(mut self) -> Result<Profile> {
         if let Some(pid) = Pid::from_raw(self.child.id().cast_signed()) {
@@ -314,7 +326,7 @@ impl Valgrind {
     }
 
     /// A complaint, with the end of what it printed.
-    fn said(&self, what: &str) -> String {
+    pub(crate) fn said(&self, what: &str) -> String {
         let log = fs::read_to_string(self.dir.join(LOG)).unwrap_or_default();
         let last: Vec<&str> = log.lines().rev().take(3).collect();
         format!("{what}: {last:?}")

@@ -102,6 +102,26 @@ impl Card {
         true
     }
 
+    /// As [`push`](Self::push), of a frame of up to 64 KiB less the header, and what is left to do with it. It lies in the
+    /// memory of [`LONG`] buffers: no other than such frames may be on their way.
+    pub(super) fn push_long(&mut self, frame: &[u8], offload: &Offload) -> bool {
+        // Buffers come back in order, so that these are free.
+        let on_their_way = usize::from(SIZE) - self.free.len();
+        if on_their_way >= usize::from(SIZE / LONG) {
+            return false;
+        }
+        let Some(at) = self.free.pop_front() else {
+            return false;
+        };
+        let buffer = SEND + BUFFER * u64::from(at % (SIZE / LONG) * LONG);
+        self.region.write(buffer, &offload.to_header(frame));
+        self.region.write(buffer + HEADER as u64, frame);
+        let len = (HEADER + frame.len()) as u32;
+        self.sending.describe(&self.region, at, (buffer, len, 0));
+        self.sending.offer(&self.region, at);
+        true
+    }
+
     /// Gives the switch all that was written, and takes back what it has sent.
     pub(super) fn flush(&mut self) {
         self.sending.publish(&self.region);
@@ -263,6 +283,8 @@ fn halves(one: u32, two: u32) -> Vec<u8> {
 /// Buffers of each ring, and bytes of each.
 const SIZE: u16 = 1024;
 const BUFFER: u64 = 2048;
+/// Buffers of a long frame.
+const LONG: u16 = 32;
 /// Where what lies; see above.
 const AVAILABLE: u64 = 0x4000;
 const USED: u64 = 0x5000;

@@ -6,6 +6,7 @@ use crate::witness::seed;
 use vnplug_ring::offload::{flags, gso};
 
 mod cost;
+mod hostile;
 mod kernel;
 mod model;
 mod table;

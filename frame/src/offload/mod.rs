@@ -273,6 +273,8 @@ impl std::fmt::Display for Lie {
 const SCTP_CHECKSUM: u16 = 8;
 
 #[cfg(test)]
+pub(crate) mod hostile;
+#[cfg(test)]
 pub(crate) mod samples;
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,8 @@ use super::samples::{
 use super::*;
 use crate::witness::seed;
 
+mod captures;
+
 /// The packets that a frame becomes, whole.
 fn packets(frame: &[u8], wire_len: u32, offload: &Offload) -> Vec<Vec<u8>> {
     let work = work(frame, wire_len, offload).unwrap().unwrap();

@@ -11,6 +11,7 @@ mod frames;
 mod front;
 mod lanes;
 mod left;
+mod lying;
 mod memory;
 mod merged;
 mod messages;

@@ -22,6 +22,13 @@ const LIMITS: [usize; 9] = [1, 2, 4, 8, 12, 16, 20, 28, 44];
 /// The limit of Menon's measurements.
 const MENONS: usize = 20;
 
+/// Settings of the port of a guest that merges, too; what is compared with comes first.
+const OWN: [&str; 3] = [
+    "acks=as-is gro=off",
+    "acks=as-is gro=20",
+    "acks=expand gro=20",
+];
+
 /// What is measured of streams to one receiver.
 #[derive(Default, Clone)]
 struct Streams {
@@ -46,7 +53,7 @@ impl Streams {
 pub(crate) fn aggregate(plan: &Plan) -> Result<Vec<Figure>> {
     let site = Site::new()?;
     let mut guest = vec![Streams::default(); LIMITS.len()];
-    let (mut container, mut own) = (guest.clone(), guest[..2].to_vec());
+    let (mut container, mut own) = (guest.clone(), OWN.map(|_| Streams::default()));
     let mut expanded = [(); 2].map(|()| Streams::default());
     let mut bare = Streams::default();
     let mut kernels = [(); 4].map(|()| Samples::default());
@@ -82,10 +89,10 @@ pub(crate) fn aggregate(plan: &Plan) -> Result<Vec<Figure>> {
         let told = kernels.each_ref().map(|it| format!("{:.2}", it.last()));
         eprintln!("  round {round}, bridge without and with GRO: guest, container {told:?} Gb/s");
         site.guest_merges(true)?;
-        for (at, limit) in [(0, 1), (1, MENONS)] {
-            site.set(&format!("acks=as-is gro={}", word(limit)))?;
-            let told = own[at].push(&site.to_guest(OURS, plan)?);
-            eprintln!("  round {round}, {limit}, the guest merges, too: {told}");
+        for (settings, own) in OWN.into_iter().zip(&mut own) {
+            site.set(settings)?;
+            let told = own.push(&site.to_guest(OURS, plan)?);
+            eprintln!("  round {round}, {settings}, the guest merges, too: {told}");
         }
     }
     let mut figures = Vec::new();
@@ -160,8 +167,23 @@ pub(crate) fn aggregate(plan: &Plan) -> Result<Vec<Figure>> {
         &guest[at],
         "ours, the wire's card as it is",
     ));
-    figures.extend(beside("aggregate-merging-guest-20", &own[1], &own[0], OFF));
+    figures.extend(of_merging_guest(&own));
     Ok(figures)
+}
+
+/// A guest as it is, whose kernel merges: with segments merged before it, and with ACKs expanded.
+fn of_merging_guest([off, merged, expanded]: &[Streams; OWN.len()]) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    figures.extend(beside("aggregate-merging-guest-20", merged, off, OFF));
+    figures.extend(beside("acks-merging-guest", expanded, off, OFF));
+    let alone = ("ours, acks=as-is", &merged.costs);
+    let name = "acks-merging-guest-price".to_owned();
+    figures.push(figure(name, "CPU s per GB", &expanded.costs, alone));
+    for (name, ours) in [("count", expanded), ("as-is", merged)] {
+        let name = format!("acks-merging-guest-{name}");
+        figures.push(figure(name, PER_SEGMENT, &ours.acks, (OFF, &off.acks)));
+    }
+    figures
 }
 
 /// Requests by TCP to a guest, alone and beside a stream, with aggregation and without.

@@ -157,6 +157,8 @@ struct Told {
     costs: [f64; 4],
     /// Per cent by group, of the first three together.
     shares: [f64; Group::ALL.len()],
+    /// CPU s per GB by group, of each of the first three.
+    parts: [[f64; Group::ALL.len()]; 3],
     /// Samples by function, where no group is known.
     unknown: HashMap<String, u32>,
     /// Seconds that were sampled on all processors, of those that passed.
@@ -178,6 +180,7 @@ pub(crate) fn stages(plan: &Plan) -> Result<Vec<Figure>> {
     let site = Site::new()?;
     let mut series: Vec<(&Arm, Vec<Told>)> = ARMS.iter().map(|arm| (arm, Vec::new())).collect();
     series.retain(|(arm, _)| filters || !NETFILTER.contains(&arm.name));
+    let mut hosts = [(); 2].map(|()| Samples::default());
     for round in 1..=plan.rounds {
         for (arm, told) in &mut series {
             if filters {
@@ -189,11 +192,19 @@ pub(crate) fn stages(plan: &Plan) -> Result<Vec<Figure>> {
             eprintln!("  round {round}: {:<16} {once}", arm.name);
             told.push(once);
         }
+        for (rates, sends) in hosts.iter_mut().zip([true, false]) {
+            rates.push(site.of_the_host(sends, plan.time)?);
+        }
+        let told = hosts.each_ref().map(Samples::last);
+        eprintln!("  round {round}: the host itself, to the wire and from it: {told:.0?} Mb/s");
     }
     for (arm, told) in &series {
+        tell_parts(arm, told);
         tell_unknown(arm, told);
     }
-    Ok(figures(&series, plan))
+    let mut figures = figures(&series, plan);
+    figures.extend(of_the_host(&series, &hosts, plan));
+    Ok(figures)
 }
 
 /// The arms' peers are those of the same direction.
@@ -229,6 +240,28 @@ fn figures(series: &[(&Arm, Vec<Told>)], plan: &Plan) -> Vec<Figure> {
         }
     }
     figures
+}
+
+/// What Linux does by itself, both ways, beside the guest by a TAP on a bridge: Menon's figure 2.4.
+fn of_the_host(series: &[(&Arm, Vec<Told>)], hosts: &[Samples; 2], plan: &Plan) -> Vec<Figure> {
+    let ways = [("tx-bridge", "to"), ("rx-bridge", "from")];
+    let figure = |((peer, way), rates): ((&str, &str), &Samples)| {
+        let peer = series.iter().find(|(arm, _)| arm.name == peer);
+        let peer = peer.map(|(_, told)| told.iter().map(|it| it.mbps).collect());
+        Figure {
+            name: format!("{NAME}{}-linux", if way == "to" { "tx" } else { "rx" }),
+            unit: "Mb/s",
+            ours: rates.clone(),
+            peer: peer.map(|samples: Samples| (PEER.to_owned(), samples)),
+            limit: None,
+            note: format!(
+                "one stream of TCP {way} a wire (a veth) for {} s by a program of the host itself, without a guest and \
+                 without a bridge; whose processor time it is cannot be told, as both ends are the same kernel's",
+                plan.time.as_secs_f64()
+            ),
+        }
+    };
+    ways.into_iter().zip(hosts).map(figure).collect()
 }
 
 fn note(arm: &Arm, time: Duration) -> String {
@@ -276,7 +309,7 @@ fn measure(site: &Site, arm: &Arm, time: Duration) -> Result<Told> {
     pids.guest.extend(earlier.guest);
     let gigabytes = bulk.gbps / 8.0 * time.as_secs_f64();
     let sample_s = 1.0 / f64::from(HERTZ);
-    let (mut counts, mut groups) = ([0_u32; 4], [0_u32; Group::ALL.len()]);
+    let (mut counts, mut groups) = ([0_u32; 4], [[0_u32; Group::ALL.len()]; 3]);
     let (mut all, mut of_pids, mut unknown) = (0_u32, 0_u32, HashMap::new());
     for sample in samples
         .iter()
@@ -297,7 +330,7 @@ fn measure(site: &Site, arm: &Arm, time: Duration) -> Result<Told> {
         if owner == Owner::Far {
             continue;
         }
-        groups[Group::ALL.iter().position(|it| *it == group).unwrap_or(0)] += 1;
+        groups[at][Group::ALL.iter().position(|it| *it == group).unwrap_or(0)] += 1;
         if group == Group::Other {
             *unknown
                 .entry(format!("{}: {name}", OWNERS[at]))
@@ -305,14 +338,33 @@ fn measure(site: &Site, arm: &Arm, time: Duration) -> Result<Told> {
         }
     }
     let own = f64::from(counts[..3].iter().sum::<u32>()).max(1.0);
+    let cost = |count: u32| f64::from(count) * sample_s / gigabytes.max(1e-9);
+    let of_group = |at| groups.iter().map(|owner| owner[at]).sum::<u32>();
     Ok(Told {
         mbps: bulk.gbps * 1e3,
-        costs: counts.map(|count| f64::from(count) * sample_s / gigabytes.max(1e-9)),
-        shares: groups.map(|count| f64::from(count) * 100.0 / own),
+        costs: counts.map(cost),
+        shares: std::array::from_fn(|at| f64::from(of_group(at)) * 100.0 / own),
+        parts: groups.map(|owner| owner.map(cost)),
         unknown,
         seen: f64::from(all) * sample_s / (end - begin) / sys::cpus().len().max(1) as f64,
         agrees: f64::from(of_pids) * sample_s / (after - before).as_secs_f64().max(1e-9),
     })
+}
+
+/// Whose each group of work is: CPU s per GB, means of the rounds.
+fn tell_parts(arm: &Arm, told: &[Told]) {
+    for (at, owner) in OWNERS.iter().take(3).enumerate() {
+        let words = Group::ALL.into_iter().enumerate().map(|(group, it)| {
+            let sum: f64 = told.iter().map(|told| told.parts[at][group]).sum();
+            format!("{} {:.3}", it.name(), sum / told.len().max(1) as f64)
+        });
+        let words: Vec<_> = words.collect();
+        eprintln!(
+            "  {}, {owner}, CPU s per GB: {}",
+            arm.name,
+            words.join(", ")
+        );
+    }
 }
 
 /// What the tables lack, so that they can be completed.

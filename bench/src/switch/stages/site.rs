@@ -6,20 +6,24 @@
 //!   far2 ── up2 ── bridge ── tap1 ── vde_switch ─ eth0 ┘ User-mode Linux
 //! ```
 //!
-//! And a fourth, if that is asked for: `far3 ── up3 ── switch (uplink=…/af_xdp) ── eth2`.
+//! And a fourth, if that is asked for: `far3 ── up3 ── switch (uplink=…/af_xdp) ── eth2`. The host itself has a wire of its
+//! own: `far4 ── up4`.
 //!
 //! The wire is a veth. It takes super-frames as a card with TSO does; what comes from it are single
 //! segments with checksums, since the far machine leaves nothing to a card.
 
 use std::path::Path;
-use std::time::Duration;
+use std::thread::scope;
+use std::time::{Duration, Instant};
 
 use rustix::process::getpid;
 use vnplug_e2e::daemon::Daemon;
 use vnplug_e2e::station::Running;
 use vnplug_e2e::{Lab, Netns, UmlConfig};
 
-use super::super::guests::{Guests, Lan, ran};
+use super::super::guests::{Bulk, Guests, Lan, ran};
+use super::super::lans::pair;
+use super::super::talk::{WARM_UP, send, taken};
 use super::perf::Pids;
 use super::symbols::Symbols;
 use crate::row::Result;
@@ -86,12 +90,16 @@ impl Site {
             far.ip(&["addr", "add", &address, "dev", &there])?;
             far.ip(&["link", "set", &there, "up"])?;
             here.ip(&["link", "set", &up, "up"])?;
-            let whole = ["tx", "off", "tso", "off", "gso", "off"];
-            far.exec(&[&["ethtool", "-K", &there], &whole[..]].concat())?;
+            far.exec(&[&["ethtool", "-K", &there], &WHOLE[..]].concat())?;
             // The bridge's wire alone merges, as a kernel does by default.
             let gro = if way == Way::Bridge { "on" } else { "off" };
             here.exec(&["ethtool", "-K", &up, "gro", gro])?;
         }
+        pair(&here, HOST.interface, &far, "far4", &HOST.address(FAR))?;
+        let address = format!("{}/24", HOST.address(0));
+        here.ip(&["addr", "add", &address, "dev", HOST.interface])?;
+        far.exec(&[&["ethtool", "-K", "far4"], &WHOLE[..]].concat())?;
+        here.exec(&["ethtool", "-K", HOST.interface, "gro", "on"])?;
         let [vde, vhost, by_xdp] =
             ["vde.ctl", "lan0.sock", "lan1.sock"].map(|name| lab.dir().join(name));
         let has_xdp = ways.contains(&Way::Xdp);
@@ -175,6 +183,26 @@ impl Site {
         Ok(())
     }
 
+    /// One stream between the host itself, without a guest, and the far machine; Mb/s.
+    pub(super) fn of_the_host(&self, sends: bool, time: Duration) -> Result<f64> {
+        let (from, to, address) = match sends {
+            true => (&self.here, &self.far, HOST.address(FAR)),
+            false => (&self.far, &self.here, HOST.address(0)),
+        };
+        let begin = Instant::now() + 2 * WARM_UP;
+        let end = begin + time;
+        let give = || send(&address, None, begin, end).map_err(|error| error.to_string());
+        let take = || taken(begin, end, 1).map_err(|error| error.to_string());
+        let bytes = scope(|threads| {
+            let taker = threads.spawn(|| to.enter(take));
+            let sender = threads.spawn(|| from.enter(give));
+            sender.join().map_err(|_| "the sender panicked")???;
+            let bytes = taker.join().map_err(|_| "the taker panicked")???;
+            Ok::<_, Box<dyn std::error::Error>>(bytes)
+        })?;
+        Ok(Bulk::of(bytes, time, Duration::ZERO).gbps * 1e3)
+    }
+
     /// The process of a way that is not the guest's.
     pub(in super::super) fn switch(&self, way: Way) -> Option<u32> {
         match way {
@@ -240,6 +268,14 @@ pub(super) fn of_group(group: u32) -> Result<Vec<u32>> {
     Ok(pids)
 }
 
+/// The host's own wire; its address is that of guest 0.
+const HOST: Lan = Lan {
+    interface: "up4",
+    net: 5,
+};
+
+/// The far machine leaves nothing to a card.
+const WHOLE: [&str; 6] = ["tx", "off", "tso", "off", "gso", "off"];
 /// What cards may offer senders: checksums, pieces, segmentation.
 const FEATURES: [&str; 4] = ["tx", "sg", "tso", "gso"];
 /// The number of the far machine's address.

@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use super::*;
 
 /// A flow that sends.
-struct Flow {
+pub(super) struct Flow {
     recipe: Recipe,
     mss: usize,
     /// Segments that come late.
     late: Vec<Recipe>,
 }
 
-fn flow(dice: &mut impl FnMut(usize) -> usize, source: u8) -> Flow {
+pub(super) fn flow(dice: &mut impl FnMut(usize) -> usize, source: u8) -> Flow {
     Flow {
         recipe: Recipe {
             tags: [0, 0, 1, 2][dice(4)],
@@ -32,7 +32,7 @@ fn flow(dice: &mut impl FnMut(usize) -> usize, source: u8) -> Flow {
 
 impl Flow {
     /// The next segment of it, or something that happens to flows.
-    fn next(
+    pub(super) fn next(
         &mut self,
         dice: &mut impl FnMut(usize) -> usize,
     ) -> Option<(Vec<u8>, Option<Offload>)> {
@@ -99,7 +99,7 @@ impl Flow {
 }
 
 /// What tells flows apart, as a reader sees them: addresses and ports of whatever can be TCP.
-fn key(frame: &[u8]) -> Vec<u8> {
+pub(super) fn key(frame: &[u8]) -> Vec<u8> {
     match look(frame, frame.len()) {
         Look::Tcp(it) => [it.addresses(), &it.ports()].concat(),
         _ => Vec::new(),
@@ -107,7 +107,7 @@ fn key(frame: &[u8]) -> Vec<u8> {
 }
 
 /// By flow, its frames in order, each after how many frames of no flow that can be told.
-type Seen = HashMap<Vec<u8>, Vec<(usize, Vec<u8>)>>;
+pub(super) type Seen = HashMap<Vec<u8>, Vec<(usize, Vec<u8>)>>;
 
 fn see(seen: &mut Seen, unknown: &mut usize, frame: &[u8]) {
     *unknown += usize::from(matches!(look(frame, frame.len()), Look::Unknown));
@@ -116,7 +116,7 @@ fn see(seen: &mut Seen, unknown: &mut usize, frame: &[u8]) {
 }
 
 /// A checksum that was left to do may come out as 0 or as ones, which are the same number (RFC 1071).
-fn even(frame: &mut [u8]) {
+pub(super) fn even(frame: &mut [u8]) {
     let Look::Tcp(it) = look(frame, frame.len()) else {
         return;
     };
@@ -133,7 +133,12 @@ fn what_is_merged_is_cut_into_the_same_frames() {
     let mut pieces = Pieces::default();
     let (mut total, mut merged, mut made) = (0, 0, 0);
     let mut flows: Vec<Flow> = (0..8).map(|nth| flow(&mut dice, nth)).collect();
-    while total < 1_000_000 {
+    // As many segments in each run, as many super-frames in the long one.
+    let least = match std::env::var_os("VNPLUG_LONG") {
+        Some(_) => 1_000_000,
+        None => 0,
+    };
+    while total < 1_000_000 || made < least {
         if dice(20) == 0 {
             let nth = dice(flows.len());
             flows[nth] = flow(&mut dice, nth as u8);
