@@ -45,6 +45,7 @@ pub mod layout;
 pub mod news;
 pub mod offload;
 pub mod posted;
+pub mod wake;
 
 mod region;
 
