@@ -6,10 +6,10 @@ use std::process::Command;
 use vnplug::offload::{self, Offload};
 use vnplug::{Next, Port, PortOptions, Segments};
 use vnplug_e2e::daemon::{Daemon, counted, value};
-use vnplug_e2e::ends::{End, all_fetch, files, sum};
+use vnplug_e2e::ends::{all_fetch_files, all_ping, take_addresses};
 use vnplug_e2e::station::{Running, Station, content};
 use vnplug_e2e::{Guest, Image, Lab, Qemu, QemuConfig, Uml, UmlConfig};
-use vnplug_testing::{PATIENCE, eventually};
+use vnplug_testing::eventually;
 
 #[test]
 fn programs_of_vde_are_on_one_wire_which_captures_like_any_other() {
@@ -169,28 +169,9 @@ fn guests_join_by_their_own_vde_drivers_and_have_what_each_end_serves() {
         },
     );
     let guests: [(Guest, &str); 2] = [(uml.unwrap(), "10.77.1.2"), (qemu.unwrap(), "10.77.1.3")];
-    for (guest, address) in &guests {
-        let up = format!("ip addr add {address}/24 dev eth0 && ip link set eth0 up");
-        let done = guest.run(&up, PATIENCE).unwrap();
-        assert!(done.success(), "{address}: {}", done.text());
-    }
-    for (guest, address) in &guests {
-        assert!(station.pings(address), "{address}");
-        for (_, other) in guests.iter().filter(|(_, other)| other != address) {
-            let done = guest.run(&format!("ping -c 3 {other}"), PATIENCE).unwrap();
-            assert!(done.success(), "{}", done.text());
-        }
-    }
-    let www = files(&lab, 10 << 20).unwrap();
-    let host = End::host(&station.netns, &lab, &www).unwrap();
-    let guest = |guest| End::guest(guest, &www).unwrap();
-    let [(uml, uml_address), (qemu, qemu_address)] = &guests;
-    let ends = [
-        (station.address.as_str(), host),
-        (*uml_address, guest(uml)),
-        (*qemu_address, guest(qemu)),
-    ];
-    all_fetch(&ends, &sum(&www));
+    take_addresses(&guests);
+    all_ping(&station, &guests);
+    all_fetch_files(&lab, &station, &guests, 10 << 20);
     // All of it was carried here: six transfers, in frames of 1,514 bytes at most.
     let counters = daemon.audit();
     let unicast = value(counted(&counters, "source"), "unicast");
