@@ -58,6 +58,10 @@ const PARTS: &[Part] = &[
         name: "cards that do a guest's work, requests, and paths that lose",
         rows: &["hlvi", "tcp-rr", "aggregate-loss-"],
     },
+    Part {
+        name: "sockets of VDE, and guests without offloads",
+        rows: &["switch-vde-", "switch-mixed-"],
+    },
 ];
 
 impl Part {
@@ -164,10 +168,11 @@ mod tests {
         let texts = [
             include_str!("../../docs/results.md"),
             include_str!("../../docs/offloads.md"),
+            include_str!("../../docs/switch-speed.md"),
         ];
         for part in all() {
             let has = texts.map(|text| between(text, part, "").is_ok());
-            // What is in no part is in both.
+            // What is in no part is in all.
             assert_eq!(has.contains(&false), part.is_some(), "{part:?}");
             assert!(has.contains(&true), "{part:?}");
         }
