@@ -122,7 +122,7 @@ test: setup guest
 # Built apart, for the dependencies of loom.
 test-models: setup
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
-		cargo test --locked -p vnplug-ring --test news_model --test posted_model
+		cargo test --locked -p vnplug-ring --test kick_model --test news_model --test posted_model
 
 test-python: setup
 	cargo build --locked --workspace --bin vnplugd

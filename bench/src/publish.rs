@@ -79,6 +79,10 @@ const PARTS: &[Part] = &[
             "acks-senders-",
         ],
     },
+    Part {
+        name: "sockets of VDE, and guests without offloads",
+        rows: &["switch-vde-", "switch-mixed-"],
+    },
 ];
 
 impl Part {
@@ -187,10 +191,11 @@ mod tests {
         let texts = [
             include_str!("../../docs/results.md"),
             include_str!("../../docs/offloads.md"),
+            include_str!("../../docs/switch-speed.md"),
         ];
         for part in all() {
             let has = texts.map(|text| between(text, part, "").is_ok());
-            // What is in no part is in both.
+            // What is in no part is in all.
             assert_eq!(has.contains(&false), part.is_some(), "{part:?}");
             assert!(has.contains(&true), "{part:?}");
         }

@@ -18,6 +18,25 @@ use vnplug_store::index::{Sidecar, rebuild};
 use vnplug_store::read::{Interface, Reader};
 use vnplug_testing::TestDir;
 
+/// Writes a capture of these frames, each so many nanoseconds after [`START_NS`].
+fn write(capture: &Path, frames: impl Iterator<Item = (u64, impl AsRef<[u8]>)>) {
+    let mut output = Output::new(File::create(capture).unwrap(), Format::Pcapng);
+    for (after_ns, frame) in frames {
+        let bytes = frame.as_ref();
+        let packet = Packet {
+            ts_ns: START_NS + after_ns,
+            bytes,
+            wire_len: bytes.len() as u32,
+            flags: 0,
+            lost: 0,
+            comment: "",
+            interface: &Interface::ethernet(),
+        };
+        output.write(&packet).unwrap();
+    }
+    output.finish().unwrap();
+}
+
 /// A recording of one segment in a directory of its own, with its index and a state.
 struct Recording {
     scratch: TestDir,
@@ -31,20 +50,7 @@ impl Recording {
         let dir = scratch.path("rec");
         fs::create_dir(&dir).unwrap();
         let segment = dir.join("r-0000000001-20261121T134501.000000000Z.pcapng");
-        let mut output = Output::new(File::create(&segment).unwrap(), Format::Pcapng);
-        for n in 0..100 {
-            let packet = Packet {
-                ts_ns: START_NS + n,
-                bytes: &[7; 60],
-                wire_len: 60,
-                flags: 0,
-                lost: 0,
-                comment: "",
-                interface: &Interface::ethernet(),
-            };
-            output.write(&packet).unwrap();
-        }
-        output.finish().unwrap();
+        write(&segment, (0..100).map(|n| (n, [7; 60])));
         assert!(rebuild(&segment).unwrap());
         fs::write(dir.join("r.state"), "{}").unwrap();
         Self {
@@ -174,20 +180,7 @@ fn an_exported_file_is_whole_and_no_more_readable_than_segments() {
     // One that is stopped leaves what was there, and nothing beside it.
     let before = fs::read(&found).unwrap();
     let large = it.scratch.path("large.pcapng");
-    let mut output = Output::new(File::create(&large).unwrap(), Format::Pcapng);
-    for n in 0..400_000 {
-        let packet = Packet {
-            ts_ns: START_NS + n,
-            bytes: &[7; 1400],
-            wire_len: 1400,
-            flags: 0,
-            lost: 0,
-            comment: "",
-            interface: &Interface::ethernet(),
-        };
-        output.write(&packet).unwrap();
-    }
-    output.finish().unwrap();
+    write(&large, (0..400_000).map(|n| (n, &[7; 1400])));
     let words = [
         "extract",
         large.to_str().unwrap(),

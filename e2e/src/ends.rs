@@ -6,7 +6,7 @@ use std::process::Command;
 use vnplug_testing::{PATIENCE, eventually};
 
 use crate::error::{LabError, Result};
-use crate::station::{Running, content};
+use crate::station::{Running, Station, content};
 use crate::{Guest, Lab, Netns};
 
 /// A machine, with the server that runs in it.
@@ -128,6 +128,43 @@ pub fn all_fetch(ends: &[(&str, End<'_>)], sum: &str) {
             assert_eq!(end.sum_from(other), sum, "{own} from {other}");
         }
     }
+}
+
+/// Has guests whose card is `eth0` take their addresses, of a /24 network.
+///
+/// # Panics
+/// As [`ran`].
+pub fn take_addresses(guests: &[(Guest, &str)]) {
+    for (guest, address) in guests {
+        let up = format!("ip addr add {address}/24 dev eth0 && ip link set eth0 up");
+        ran(guest, &up);
+    }
+}
+
+/// Has a station and guests ping each guest.
+///
+/// # Panics
+/// If one does not answer.
+pub fn all_ping(station: &Station, guests: &[(Guest, &str)]) {
+    for (guest, address) in guests {
+        assert!(station.pings(address), "{address}");
+        for (_, other) in guests.iter().filter(|(_, other)| other != address) {
+            ran(guest, &format!("ping -c 3 {other}"));
+        }
+    }
+}
+
+/// Has a station and guests get a file of so many bytes from each other.
+///
+/// # Panics
+/// As [`all_fetch`].
+pub fn all_fetch_files(lab: &Lab, station: &Station, guests: &[(Guest, &str)], bulk: usize) {
+    let www = files(lab, bulk).expect("files");
+    let host = End::host(&station.netns, lab, &www).expect("the station serves");
+    let guests = guests.iter();
+    let guests = guests.map(|(it, address)| (*address, End::guest(it, &www).expect("it serves")));
+    let ends: Vec<_> = guests.chain([(station.address.as_str(), host)]).collect();
+    all_fetch(&ends, &sum(&www));
 }
 
 /// What a command prints in a guest.

@@ -18,8 +18,8 @@
 //! child dies with it, also when it is killed with SIGKILL.
 //!
 //! The lab knows nothing of vNPlug but [`daemon`] and who starts it ([`manager`]), [`wire`], [`recorder`], [`groups`], [`raw`],
-//! [`station`], [`sums`], [`streamer`], [`secure`], [`asking`], [`programs`] and [`demo`]: where the programs under test are, a daemon and a recorder that
-//! end with their test, what groups in guests are looked at with, a client that says what it likes,
+//! [`played`], [`station`], [`sums`], [`streamer`], [`secure`], [`asking`], [`programs`] and [`demo`]: where the programs under test are, a daemon and a recorder that
+//! end with their test, what groups in guests are looked at with, a client that says what it likes, VMs that a test plays,
 //! machines on a switch, a capture there whose checksums are looked at, a client of its streams, servers of TLS and QUIC, a sandbox and who answers it, other people's programs, and what shows it all.
 //! [`third_party`] builds programs against the header, as strangers do; [`typed`] types what pages say.
 //! Everything else under test comes in as files and programs.
@@ -50,6 +50,7 @@ pub mod manager;
 mod netns;
 mod owner;
 mod patience;
+pub mod played;
 pub mod plot;
 pub mod programs;
 mod qemu;

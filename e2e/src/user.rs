@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::thread;
 
-use rustix::process::Uid;
+use rustix::process::{Gid, Uid};
 
 use crate::lab::Lab;
 
@@ -24,7 +24,23 @@ pub fn as_user<T: Send + 'static>(does: impl FnOnce() -> T + Send + 'static) -> 
 /// # Panics
 /// If `does` does, or this is not root.
 pub fn as_uid<T: Send + 'static>(uid: u32, does: impl FnOnce() -> T + Send + 'static) -> T {
+    as_member(uid, None, does)
+}
+
+/// Does something as the user of this number, whose group is this one if it is said.
+///
+/// # Panics
+/// As [`as_uid`].
+pub fn as_member<T: Send + 'static>(
+    uid: u32,
+    gid: Option<u32>,
+    does: impl FnOnce() -> T + Send + 'static,
+) -> T {
     let user = thread::spawn(move || {
+        if let Some(gid) = gid {
+            let gid = Gid::from_raw(gid);
+            rustix::thread::set_thread_gid(gid).expect("root may be of any group");
+        }
         rustix::thread::set_thread_uid(Uid::from_raw(uid)).expect("root may be anybody");
         does()
     });

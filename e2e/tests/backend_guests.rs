@@ -2,6 +2,8 @@
 //! in the pool and in devices that are plugged for it; and the same program, doing the same, in a container.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "backend_guests/deaths.rs"]
+mod deaths;
 #[path = "backend_guests/memory.rs"]
 mod memory;
 #[path = "backend_guests/resumes.rs"]
@@ -11,7 +13,7 @@ mod speech;
 
 use std::os::unix::net::UnixListener;
 use std::process::Stdio;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use vnplug::{BackEnd, BackEndOptions, Error, Heard};
 use vnplug_e2e::attached::{AttachedUml, agent, everything, image};
@@ -21,15 +23,14 @@ use vnplug_e2e::times::Times;
 use vnplug_e2e::user::{USER, open_to_all};
 use vnplug_e2e::{Guest, Image, Job, Lab, Machine, Qemu, QemuConfig, container};
 use vnplug_ring::control::{REVOKED_CHANNEL, code};
-use vnplug_testing::{Deadline, PATIENCE, eventually};
+use vnplug_testing::{PATIENCE, eventually};
 
-use self::memory::{is_apart, is_emptied, shares, shares_again, writes};
+use self::deaths::{back_end_dies, program_dies};
+use self::memory::{is_apart, is_emptied, is_withdrawn, lets_go, shares, shares_again, writes};
 use self::resumes::{Program, resumes};
 use self::speech::{counts, floods, speaks};
 
 const SOON: Option<Duration> = Some(Duration::from_secs(60));
-/// How often each side dies.
-const DEATHS: usize = 11;
 
 fn daemon(lab: &Lab, more: &str) -> Daemon {
     let kv = format!("kv,id=85,uid=0,open=vm:*,memory=16M{more}");
@@ -92,26 +93,6 @@ fn shows(program: &Job, text: &str) {
     }
 }
 
-/// The back-end goes without a word, and comes again: a program is told both.
-fn hears_of_its_death(guest: &Guest, daemon: &Daemon, back: BackEnd, whose: &str) -> BackEnd {
-    let command = "vnplug channel kv <>/tmp/quiet 2>&1";
-    let program = guest.spawn(command).unwrap();
-    let mut back = back;
-    joined(&mut back, whose);
-    let began = Instant::now();
-    drop(back);
-    shows(&program, "# gone");
-    let took = began.elapsed();
-    eprintln!("{whose}: told of the back-end's death in {took:?}, by looks at what it shows");
-    assert!(took < Duration::from_secs(5), "{took:?}");
-    let mut back = back_end(daemon);
-    let channel = joined(&mut back, whose);
-    shows(&program, "# back");
-    program.signal("KILL").unwrap();
-    assert!(matches!(heard(&mut back), Heard::Left { channel: of, .. } if of == channel));
-    back
-}
-
 /// What an operator revokes is over for the program, which ends by that, and for the back-end.
 fn is_revoked(guest: &Guest, daemon: &Daemon, back: &mut BackEnd) {
     let command = "vnplug channel kv --dump 32 <>/tmp/quiet 2>&1";
@@ -133,48 +114,6 @@ fn is_revoked(guest: &Guest, daemon: &Daemon, back: &mut BackEnd) {
     );
 }
 
-/// Death of the back-end, and of a program, in the guest.
-fn deaths_are_told(guest: &Guest, daemon: &Daemon, mut back: BackEnd) -> BackEnd {
-    let file = |name: &str| guest.shared_dir().unwrap().join(name);
-    // The guest's shell says when by files that we see, too: to ask a guest takes it as long.
-    let (told, dies) = (file("told"), file("dies"));
-    let [mut of_back_end, mut of_program] = [Times::default(), Times::default()];
-    for _ in 0..DEATHS {
-        let program = guest.spawn(
-            "vnplug channel kv <>/tmp/quiet 2>&1 | \
-             while read -r line; do case $line in '# gone'*) echo >/host/told;; esac; done",
-        );
-        let program = program.unwrap();
-        joined(&mut back, "vm:uml");
-        let begin = Instant::now();
-        drop(back);
-        let deadline = Deadline::new("the program is told");
-        while !told.exists() {
-            deadline.check();
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        of_back_end.push(begin.elapsed());
-        std::fs::remove_file(&told).unwrap();
-        // It comes again by itself, and is killed.
-        back = back_end(daemon);
-        let channel = joined(&mut back, "vm:uml");
-        let kill = "program=$(pidof vnplug | tr ' ' '\n' | sort -n | tail -1); \
-                    echo >/host/dies; kill -9 $program";
-        let kills = guest.spawn(kill).unwrap();
-        assert!(matches!(heard(&mut back), Heard::Left { channel: of, .. } if of == channel));
-        let now = SystemTime::now();
-        assert_eq!(kills.wait(PATIENCE).unwrap().status, 0);
-        let died = std::fs::metadata(&dies).unwrap().modified().unwrap();
-        of_program.push(now.duration_since(died).unwrap());
-        std::fs::remove_file(&dies).unwrap();
-        program.wait(PATIENCE).unwrap();
-    }
-    let soon = Duration::from_millis(100);
-    of_back_end.are_within(soon, "to tell the guest of the back-end's death");
-    of_program.are_within(soon, "to tell of the death of a program in the guest");
-    back
-}
-
 #[test]
 fn programs_in_a_uml_speak_to_a_back_end_and_share_memory_of_the_pool() {
     let lab = Lab::new().unwrap();
@@ -187,6 +126,7 @@ fn programs_in_a_uml_speak_to_a_back_end_and_share_memory_of_the_pool() {
     counts(&uml.guest, &mut back, "vm:uml");
     floods(&uml.guest, &mut back);
     shares(&uml.guest, &mut back, "vm:uml");
+    is_withdrawn(&uml.guest, &mut back, "vm:uml");
     is_emptied(&uml.guest, &mut back, "vm:uml");
     writes(&uml.guest, &mut back, "vm:uml");
     resumes(Program::in_guest(&uml.guest), "vm:uml", &mut back, || {
@@ -203,7 +143,8 @@ fn programs_in_a_uml_speak_to_a_back_end_and_share_memory_of_the_pool() {
         value("pool_free") + 4096 == value("pool_bytes")
     };
     eventually("the pool is free", free);
-    let mut back = deaths_are_told(&uml.guest, &daemon, back);
+    let back = back_end_dies(&uml.guest, &daemon, back, "vm:uml");
+    let mut back = program_dies(&uml.guest, back);
     // Death of the guest's agent is told.
     let program = uml
         .guest
@@ -277,9 +218,10 @@ fn the_same_program_in_a_container_speaks_and_shares_memory() {
     counts(&container, &mut back, &whose);
     floods(&container, &mut back);
     shares(&container, &mut back, &whose);
+    is_withdrawn(&container, &mut back, &whose);
     is_emptied(&container, &mut back, &whose);
     writes(&container, &mut back, &whose);
-    let mut back = hears_of_its_death(&container, &daemon, back, &whose);
+    let mut back = back_end_dies(&container, &daemon, back, &whose);
     resumes(Program::in_guest(&container), &whose, &mut back, || {
         daemon.kill();
         daemon.launch().unwrap();
@@ -325,10 +267,11 @@ fn a_running_qemu_gets_memory_of_its_own_and_gives_it_back() {
             writes(&guest, &mut back, &whose);
             is_apart(&guest, &mut back, &whose);
         }
-        let mut back = hears_of_its_death(&guest, &daemon, back, &whose);
+        let mut back = back_end_dies(&guest, &daemon, back, &whose);
         // What was plugged is taken out: twice the limit goes, one after the other, and more at once does not.
         let program = guest.spawn("vnplug channel kv <>/tmp/quiet 2>&1").unwrap();
         let channel = joined(&mut back, &whose);
+        let mut withdrawn = Times::default();
         for _ in 0..4 {
             let region = shares_again(&mut back, channel, 3 << 20, false);
             let Err(Error::Refused {
@@ -339,15 +282,18 @@ fn a_running_qemu_gets_memory_of_its_own_and_gives_it_back() {
                 panic!("more than --grow");
             };
             assert!(text.contains("--grow"), "{text}");
-            assert!(back.withdraw(region, Duration::from_secs(30)).unwrap());
+            lets_go(&mut back, region, &mut withdrawn);
             let began = Instant::now();
             let region = shares_again(&mut back, channel, 7 << 20, false);
             eprintln!(
                 "{vm}: taken out, and more plugged, in {:?}",
                 began.elapsed()
             );
-            assert!(back.withdraw(region, Duration::from_secs(30)).unwrap());
+            lets_go(&mut back, region, &mut withdrawn);
         }
+        // The guest is emulated, and answers with what others leave of a processor.
+        let limit = Duration::from_millis(500);
+        withdrawn.are_within(limit, "to withdraw memory from a program in QEMU");
         program.signal("KILL").unwrap();
         assert!(matches!(heard(&mut back), Heard::Left { channel: of, .. } if of == channel));
         // The daemon is started again: both resume, and so does who plugs.

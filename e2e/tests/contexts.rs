@@ -1,10 +1,16 @@
 //! Many contexts at once: ports with an address each on a switch, and ports that send and wake the daemon.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "contexts/guests.rs"]
+mod guests;
+#[path = "contexts/readers.rs"]
+mod readers;
+
 use std::time::Instant;
 
 use vnplug::{Next, Port};
 use vnplug_e2e::daemon::{Daemon, counted, value};
+use vnplug_e2e::raw::status;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_testing::{eventually, until};
 
@@ -21,6 +27,34 @@ fn frame(to: u8, from: u8) -> Vec<u8> {
     let mut frame = [&to, &[2, 0, 0, 0, 0, from][..], &[0x88, 0xb5]].concat();
     frame.resize(60, from);
     frame
+}
+
+/// A number of all ports.
+const ALL: u16 = 0xffff;
+
+/// A frame to the port of this number.
+fn news(to: u16) -> Vec<u8> {
+    let [high, low] = to.to_be_bytes();
+    let to = [2, 0, 0, 1, high, low];
+    let mut frame = [&to, &[2, 0, 0, 2, 0, 0][..], &[0x88, 0xb5]].concat();
+    frame.resize(60, 0);
+    frame
+}
+
+/// The filter of that port.
+fn of(number: u16) -> String {
+    let station = |number: u16| {
+        let [high, low] = number.to_be_bytes();
+        format!("ether dst 02:00:00:01:{high:02x}:{low:02x}")
+    };
+    format!("{} or {}", station(number), station(ALL))
+}
+
+/// A port on a switch that sends and is told of nothing.
+fn teller(daemon: &Daemon) -> Port {
+    let port = daemon.port("host:lan0").join().transmit(1 << 16);
+    let port = port.filter("ether dst 02:00:00:02:00:00");
+    port.ring_bytes(1 << 12).open().unwrap()
 }
 
 /// Senders of the frames that a port has, by whether they were for all.
@@ -106,22 +140,27 @@ fn each_of_32_contexts_has_its_own_frames_and_each_broadcast_once() {
     );
 }
 
-/// How often threads of the daemon whose names begin so have slept.
-fn sleeps(daemon: &Daemon, name: &str) -> u64 {
-    let mut all = 0;
-    for thread in std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap() {
-        let thread = thread.unwrap().path();
-        let comm = std::fs::read_to_string(thread.join("comm")).unwrap();
-        if !comm.starts_with(name) {
-            continue;
+/// The threads of a process whose names begin so.
+fn threads(pid: u32, name: &str) -> Vec<u32> {
+    let mut found = Vec::new();
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
+        let thread = thread.unwrap();
+        // One that ends meanwhile is none.
+        let comm = std::fs::read_to_string(thread.path().join("comm"));
+        if comm.is_ok_and(|comm| comm.starts_with(name)) {
+            found.push(thread.file_name().to_str().unwrap().parse().unwrap());
         }
-        let status = std::fs::read_to_string(thread.join("status")).unwrap();
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-        all += line.unwrap().trim().parse::<u64>().unwrap();
     }
-    all
+    found
+}
+
+/// How often these threads have slept.
+fn sleeps(threads: &[u32]) -> u64 {
+    let of = |thread: &u32| status(*thread, "voluntary_ctxt_switches");
+    threads
+        .iter()
+        .map(|it| of(it).parse::<u64>().unwrap())
+        .sum()
 }
 
 #[test]
@@ -144,8 +183,9 @@ fn the_daemon_wakes_at_most_once_for_a_batch_of_64_that_send() {
             |all| value(counted(all, "source"), "sent") == wanted as u64,
         )
     };
+    let queue = threads(daemon.pid(), "wire1");
     let mut round = |frames: usize| {
-        let before = sleeps(&daemon, "wire1");
+        let before = sleeps(&queue);
         for port in &mut ports {
             let outbox = port.outbox().unwrap();
             for _ in 0..frames {
@@ -154,14 +194,14 @@ fn the_daemon_wakes_at_most_once_for_a_batch_of_64_that_send() {
             outbox.flush();
         }
         // One that never slept would wake for none.
-        eventually("it sleeps again", || sleeps(&daemon, "wire1") > before);
+        eventually("it sleeps again", || sleeps(&queue) > before);
     };
     round(1);
     sent(ACTIVE);
-    let (before, began) = (sleeps(&daemon, "wire1"), Instant::now());
+    let (before, began) = (sleeps(&queue), Instant::now());
     (0..ROUNDS).for_each(|_| round(BATCH));
     sent(ACTIVE + ACTIVE * ROUNDS * BATCH);
-    let woke = sleeps(&daemon, "wire1") - before;
+    let woke = sleeps(&queue) - before;
     let batches = (ACTIVE * ROUNDS) as u64;
     println!(
         "{woke} wake-ups for {batches} batches in {:?}",

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::program;
@@ -10,6 +11,7 @@ use vnplug_e2e::daemon::program;
 fn all_are_on_one_wire_and_it_is_captured_recorded_and_measured() {
     let lab = Lab::new().unwrap();
     let out = lab.dir().join("out");
+    let began = Instant::now();
     let output = Command::new(env!("CARGO_BIN_EXE_demo-switch"))
         .arg("--vnplug")
         .arg(program("vnplug").unwrap())
@@ -20,6 +22,10 @@ fn all_are_on_one_wire_and_it_is_captured_recorded_and_measured() {
     let said = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}{errors}");
+    // Nobody watches a longer one.
+    let took = began.elapsed();
+    println!("the demo took {took:?}");
+    assert!(took < Duration::from_secs(180), "{took:?}");
     for words in [
         "ICMP echo request",
         "found.pcapng: ",

@@ -1,26 +1,23 @@
 //! Whole ports and whole VMs that an operator takes again and again under load: at once, for good, and at nobody else's cost.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::fs::File;
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{scope, yield_now};
 use std::time::{Duration, Instant};
 
 use vnplug::{Client, Error, Next, Port, Revoke, Whose};
 use vnplug_e2e::Lab;
+use vnplug_e2e::attached::uml_spec;
 use vnplug_e2e::beside::Ends;
 use vnplug_e2e::daemon::{Daemon, counted, value};
-use vnplug_e2e::raw::{Raw, open};
+use vnplug_e2e::played::PlayedVm;
+use vnplug_e2e::raw::open;
 use vnplug_e2e::reading::end_of;
 use vnplug_e2e::times::Times;
 use vnplug_e2e::traffic::sequence;
-use vnplug_ring::control::{
-    Counted, Grant, Message, Open, Opened, REVOKED, RingPlace, Role, VmKind, VmSpec,
-};
+use vnplug_ring::control::{Counted, Grant, Message, Open, Opened, REVOKED, RingPlace};
 use vnplug_ring::layout::{HEAD, Meta};
-use vnplug_ring::{Consumer, Producer, Region};
+use vnplug_ring::{Consumer, Producer};
 use vnplug_testing::until;
 
 /// Packets a second.
@@ -166,63 +163,28 @@ fn whole_ports_are_taken_again_and_again_and_others_lose_nothing() {
     });
 }
 
-/// A VM whose agent is the test.
-struct Vm {
-    agent: Raw,
-    file: File,
-    pool: Region,
-}
+/// A VM that the test plays.
+struct Vm(PlayedVm);
 
 impl Vm {
     fn attach(daemon: &Daemon, name: &str) -> Self {
-        let mut operator = Client::connect_to(&daemon.socket()).unwrap();
-        let spec = VmSpec {
-            name: name.into(),
-            kind: VmKind::Uml,
-            pool_bytes: POOL,
-            vectors: 0,
-            allow: vec![Grant {
-                source: "lab".into(),
-                filter: String::new(),
-            }],
-            owner: 0,
-            groups: Vec::new(),
-            stays_for: None,
-        };
-        let ready = operator.attach_vm(spec).unwrap();
-        let (channel, theirs) = UnixStream::pair().unwrap();
-        operator.adopt(name, theirs.as_fd()).unwrap();
-        let mut agent = Raw::on_a_line(channel);
-        agent.hello(Role::Agent);
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .open(&ready.pool_path);
-        let file = file.unwrap();
-        let pool = vnplug::map_memory(file.as_fd(), file.metadata().unwrap().len()).unwrap();
-        Self { agent, file, pool }
+        let allow = vec![Grant {
+            source: "lab".into(),
+            filter: String::new(),
+        }];
+        Self(PlayedVm::attach(daemon, uml_spec(name, POOL, allow)))
     }
 
     /// Opens a port with frames that wait to be sent.
     fn open(&mut self) -> Opened {
-        let request = Message::Open(Open {
+        let opened = self.0.open(Open {
             transmit_bytes: 1 << 17,
             ..open("host:lab", 1 << 16)
         });
-        let opened = match self.agent.ask(&request, 1) {
-            Message::Opened(opened) => opened,
-            other => panic!("{other:?}"),
-        };
-        let mut ring = self.sender(&opened);
+        let mut ring = self.0.sender(&opened);
         while ring.push(&Meta::default(), &[7; 1400]) == Ok(true) {}
         ring.publish();
         opened
-    }
-
-    /// The sender's end of a port.
-    fn sender(&self, port: &Opened) -> Producer {
-        let RingPlace { offset, len, .. } = port.transmit;
-        Producer::attach(self.pool.part(offset, len).unwrap()).unwrap()
     }
 
     /// How far its rings are written.
@@ -230,7 +192,7 @@ impl Vm {
         let rings = ports.iter().flat_map(|port| &port.rings);
         let head = |place: &RingPlace| {
             let mut head = [0; 8];
-            rustix::io::pread(&self.file, &mut head, place.offset + HEAD).unwrap();
+            rustix::io::pread(&self.0.file, &mut head, place.offset + HEAD).unwrap();
             u64::from_le_bytes(head)
         };
         rings.map(head).collect()
@@ -240,7 +202,7 @@ impl Vm {
     fn lets_go(&mut self, ports: &[Opened]) {
         let mut gone = Vec::new();
         while gone.len() < ports.len() {
-            match self.agent.next() {
+            match self.0.agent.next() {
                 Some((0, Message::Gone { port, reason })) => {
                     assert_eq!(reason, REVOKED);
                     gone.push(port);
@@ -254,7 +216,8 @@ impl Vm {
         let places = ports.iter();
         let places = places.flat_map(|it| it.rings.iter().chain([&it.transmit]));
         let places = places.copied().collect();
-        assert_eq!(self.agent.ask(&Message::Release(places), 0), Message::Done);
+        let released = self.0.agent.ask(&Message::Release(places), 0);
+        assert_eq!(released, Message::Done);
     }
 }
 
@@ -269,9 +232,7 @@ struct InUse {
 impl InUse {
     fn new(mut vm: Vm) -> Self {
         let port = vm.open();
-        let RingPlace { offset, len, .. } = port.rings[0];
-        let reader = Consumer::attach(vm.pool.part(offset, len).unwrap()).unwrap();
-        let sender = vm.sender(&port);
+        let (reader, sender) = (vm.0.reader(&port), vm.0.sender(&port));
         let mut own = Self {
             vm,
             port,
@@ -295,7 +256,7 @@ impl InUse {
     /// Waits until the daemon has what it sends.
     fn all_is_taken(&mut self) {
         let kick = Message::Kick(vec![self.port.port]).encode(0, 1);
-        self.vm.agent.send(&kick).unwrap();
+        self.vm.0.agent.send(&kick).unwrap();
         let used = || self.sender.used();
         until("the other VM's frames are taken", used, |used| *used == 0);
     }

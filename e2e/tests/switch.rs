@@ -1,15 +1,20 @@
 //! A switch of the daemon with programs of VDE that nobody here wrote.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
 use vnplug::offload::{self, Offload};
 use vnplug::{Next, Port, PortOptions, Segments};
 use vnplug_e2e::daemon::{Daemon, counted, value};
-use vnplug_e2e::ends::{End, all_fetch, files, sum};
+use vnplug_e2e::ends::{all_fetch_files, all_ping, take_addresses};
 use vnplug_e2e::station::{Running, Station, content};
+use vnplug_e2e::user::{USER, as_member, open_to_all};
 use vnplug_e2e::{Guest, Image, Lab, Qemu, QemuConfig, Uml, UmlConfig};
-use vnplug_testing::{PATIENCE, eventually};
+use vnplug_testing::{eventually, until};
 
 #[test]
 fn programs_of_vde_are_on_one_wire_which_captures_like_any_other() {
@@ -169,28 +174,9 @@ fn guests_join_by_their_own_vde_drivers_and_have_what_each_end_serves() {
         },
     );
     let guests: [(Guest, &str); 2] = [(uml.unwrap(), "10.77.1.2"), (qemu.unwrap(), "10.77.1.3")];
-    for (guest, address) in &guests {
-        let up = format!("ip addr add {address}/24 dev eth0 && ip link set eth0 up");
-        let done = guest.run(&up, PATIENCE).unwrap();
-        assert!(done.success(), "{address}: {}", done.text());
-    }
-    for (guest, address) in &guests {
-        assert!(station.pings(address), "{address}");
-        for (_, other) in guests.iter().filter(|(_, other)| other != address) {
-            let done = guest.run(&format!("ping -c 3 {other}"), PATIENCE).unwrap();
-            assert!(done.success(), "{}", done.text());
-        }
-    }
-    let www = files(&lab, 10 << 20).unwrap();
-    let host = End::host(&station.netns, &lab, &www).unwrap();
-    let guest = |guest| End::guest(guest, &www).unwrap();
-    let [(uml, uml_address), (qemu, qemu_address)] = &guests;
-    let ends = [
-        (station.address.as_str(), host),
-        (*uml_address, guest(uml)),
-        (*qemu_address, guest(qemu)),
-    ];
-    all_fetch(&ends, &sum(&www));
+    take_addresses(&guests);
+    all_ping(&station, &guests);
+    all_fetch_files(&lab, &station, &guests, 10 << 20);
     // All of it was carried here: six transfers, in frames of 1,514 bytes at most.
     let counters = daemon.audit();
     let unicast = value(counted(&counters, "source"), "unicast");
@@ -378,6 +364,132 @@ fn the_console_answers_the_terminals_of_vde() {
         types("logout");
         eventually(&format!("{name} ends"), || terminal.status().is_some());
     }
+}
+
+/// As with `vde_switch`, which is the control. What the killed one left is the next one's, in the same place.
+#[test]
+fn a_program_of_vde_ends_with_a_switch_that_is_killed_under_traffic() {
+    let lab = Lab::new().unwrap();
+    let [ours, theirs] = ["lan0.ctl", "vde.ctl"].map(|name| lab.dir().join(name));
+    let spec = format!("lan0,vde={}", ours.display());
+    let mut daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
+    let mut real = Running::vde_switch(&lab, None, &theirs, &[]).unwrap();
+    let join = |dir: &Path, net: u32| {
+        [1, 2].map(|at| Station::by_vde(&lab, dir, &format!("10.77.{net}.{at}")).unwrap())
+    };
+    let mut all = [join(&ours, 1), join(&theirs, 2)];
+    let _pings = all.each_ref().map(|[one, other]| {
+        assert!(one.pings(&other.address));
+        let mut ping = one.netns.command("ping");
+        ping.args(["-q", "-i", "0.002", "-w", "60", &other.address]);
+        Running::start(ping, &lab, &format!("ping-{}", one.address)).unwrap()
+    });
+    let entered = || value(counted(&daemon.counters(), "source"), "entered");
+    let before = entered();
+    eventually("frames come and go", || entered() > before + 100);
+    real.kill();
+    daemon.kill();
+    for station in all.iter_mut().flatten() {
+        let what = format!("{} has no switch any more", station.address);
+        eventually(&what, || station.cable.status().is_some());
+    }
+    daemon.launch().unwrap();
+    let [one, other] = join(&ours, 1);
+    assert!(one.pings(&other.address));
+    daemon.audit();
+}
+
+/// Owner's group and permission bits of a file.
+fn access(path: &Path) -> (u32, u32) {
+    let of = std::fs::metadata(path).unwrap();
+    (of.gid(), of.mode() & 0o7777)
+}
+
+/// A user, of this group if one is said, connects to each of these sockets and makes one in the directory: whether he can.
+fn joins(gid: Option<u32>, sockets: &[(PathBuf, SocketType)], dir: &Path) -> Vec<bool> {
+    let (sockets, own) = (sockets.to_vec(), dir.join("own"));
+    as_member(USER, gid, move || {
+        let connects = |(path, kind): &(PathBuf, SocketType)| {
+            let socket = socket(AddressFamily::UNIX, *kind, None).unwrap();
+            connect(&socket, &SocketAddrUnix::new(path).unwrap()).is_ok()
+        };
+        let mut can: Vec<bool> = sockets.iter().map(connects).collect();
+        can.push(UnixDatagram::bind(&own).is_ok());
+        can
+    })
+}
+
+#[test]
+fn files_of_all_entrances_are_for_the_group_that_is_said_and_for_nobody_else() {
+    const GROUP: &str = "games";
+    let groups = std::fs::read_to_string("/etc/group").unwrap();
+    let line = groups.lines().find(|it| it.starts_with("games:x:"));
+    let gid: u32 = line.unwrap().split(':').nth(2).unwrap().parse().unwrap();
+    let lab = Lab::new().unwrap();
+    let config = open_to_all(&lab, "");
+    let path = |name: &str| lab.dir().join(name);
+    let [vde, mgmt, stream, bess, vhost, dgram, theirs, console] = [
+        "vde", "mgmt", "stream", "bess", "vhost", "dgram", "theirs", "console",
+    ]
+    .map(path);
+    let mut spec = format!("lan0,mode=660,dirmode=1770,group={GROUP},mgmtmode=620");
+    for (name, path) in [
+        ("vde", &vde),
+        ("mgmt", &mgmt),
+        ("stream", &stream),
+        ("bess", &bess),
+        ("vhost", &vhost),
+        ("dgram", &dgram),
+    ] {
+        spec = format!("{spec},{name}={}", path.display());
+    }
+    let args = ["--config", &config, "--switch", &spec];
+    let _daemon = Daemon::start(&lab, None, &args).unwrap();
+    let ctl = vde.join("ctl");
+    for (path, mode) in [
+        (&vde, 0o1770),
+        (&dgram, 0o1770),
+        (&ctl, 0o660),
+        (&stream, 0o660),
+        (&bess, 0o660),
+        (&vhost, 0o660),
+        (&mgmt, 0o620),
+    ] {
+        assert_eq!(access(path), (gid, mode), "{}", path.display());
+    }
+    // As the users of vde_switch are used to.
+    let words = [
+        "-m",
+        "660",
+        "--dirmode",
+        "1770",
+        "-g",
+        GROUP,
+        "--mgmtmode",
+        "620",
+        "-M",
+    ];
+    let words = [&words[..], &[console.to_str().unwrap()]].concat();
+    let _real = Running::vde_switch(&lab, None, &theirs, &words).unwrap();
+    // Its console is there before it has its mode.
+    let theirs = || [access(&theirs.join("ctl")), access(&theirs)];
+    until("vde_switch's files are as ours", theirs, |theirs| {
+        *theirs == [access(&ctl), access(&vde)]
+    });
+    let console = || std::fs::metadata(&console).ok();
+    until("its console is as ours", console, |console| {
+        let mode = console.as_ref().map(|it| it.mode() & 0o7777);
+        mode == Some(access(&mgmt).1)
+    });
+    let sockets = [
+        (ctl, SocketType::STREAM),
+        (stream, SocketType::STREAM),
+        (vhost, SocketType::STREAM),
+        (mgmt, SocketType::STREAM),
+        (bess, SocketType::SEQPACKET),
+    ];
+    assert_eq!(joins(Some(gid), &sockets, &dgram), [true; 6]);
+    assert_eq!(joins(None, &sockets, &dgram), [false; 6]);
 }
 
 #[test]

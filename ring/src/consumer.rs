@@ -9,15 +9,15 @@ mod record;
 mod shared;
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use crate::layout::{
-    ALIGN, ATTACHED, DATA_OFFSET, DROPPED, Geometry, HEAD, LIFE, Life, MAGIC, MAX_DELAY_US, Meta,
-    PAD, PUBLISHED, READ, RECORD_HEADER, TAIL, WAKE_AT, WAKE_SEQ, flags, header, reached,
-    record_size,
+    ALIGN, ATTACHED, DATA_OFFSET, DROPPED, Geometry, HEAD, LIFE, Life, MAGIC, Meta, PAD, PUBLISHED,
+    READ, RECORD_HEADER, TAIL, WAKE_SEQ, flags, header, reached, record_size,
 };
 use crate::posted::{Hold, Mark, Posts};
 use crate::region::Region;
+use crate::wake;
 
 pub use errors::{AttachError, Corrupt};
 use record::Taken;
@@ -302,15 +302,8 @@ impl Consumer {
         let is_first = self.is_first_arming();
         loop {
             let wake_at = self.read.wrapping_add(u64::from(watermark.max(1)));
-            self.words.store_u64(WAKE_AT, wake_at, Ordering::Relaxed);
-            self.words
-                .store_u32(MAX_DELAY_US, max_delay_us, Ordering::Relaxed);
             self.wake_seq = self.wake_seq.wrapping_add(1);
-            // Release: pairs with the Acquire in Producer::bell; it sees the words before.
-            self.words
-                .store_u32(WAKE_SEQ, self.wake_seq, Ordering::Release);
-            // Pairs with the fence in Producer::bell: either it sees our arming or we its head.
-            fence(Ordering::SeqCst);
+            wake::arm(&self.words, wake_at, max_delay_us, self.wake_seq);
             // Acquire: pairs with the Release in Producer::publish; `head` is at least as new.
             let published = self.region.load_u64(PUBLISHED, Ordering::Acquire);
             self.refresh();

@@ -6,16 +6,17 @@
 //! what it then looks at, nobody else can change (R1 to R3). Every call does work for one record at
 //! most; how many calls there are in a turn is the caller's bound (R4).
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use crate::control::Segments;
 use crate::layout::{
-    ALIGN, DATA_OFFSET, Geometry, HEAD, Life, MAX_DELAY_US, PAD, PUBLISHED, Place, READ,
-    RECORD_HEADER, SEND_LIFE, SEND_MAGIC, TAIL, WAKE_AT, WAKE_SEQ, flags, header, record_size,
+    ALIGN, DATA_OFFSET, Geometry, HEAD, Life, PAD, PUBLISHED, Place, READ, RECORD_HEADER,
+    SEND_LIFE, SEND_MAGIC, TAIL, flags, header, record_size,
 };
 use crate::offload::{HEADER, Offload, PREFIX};
 use crate::producer::CreateError;
 use crate::region::Region;
+use crate::wake;
 
 /// The host's end of a transmit ring.
 #[derive(Debug)]
@@ -318,16 +319,9 @@ impl Intake {
     /// [`SenderLied`], as [`take`](Self::take).
     pub fn arm(&mut self) -> Result<bool, SenderLied> {
         self.release();
-        self.region
-            .store_u64(WAKE_AT, self.taken.wrapping_add(1), Ordering::Relaxed);
-        // With a delay of 0 the first record rings, whatever the count.
-        self.region.store_u32(MAX_DELAY_US, 0, Ordering::Relaxed);
         self.wake_seq = self.wake_seq.wrapping_add(1);
-        // Release: pairs with the Acquire in Producer::bell; it sees the words before.
-        self.region
-            .store_u32(WAKE_SEQ, self.wake_seq, Ordering::Release);
-        // Pairs with the fence in Producer::bell: either it sees our arming or we its head.
-        fence(Ordering::SeqCst);
+        // With a delay of 0 the first record rings, whatever the count.
+        wake::arm(&self.region, self.taken.wrapping_add(1), 0, self.wake_seq);
         self.has_news()
     }
 

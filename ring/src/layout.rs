@@ -49,7 +49,7 @@
 //! The reader **arms**: it stores `wake_at` (a count of records), `max_delay_us` and then a new
 //! `wake_seq`. The producer rings an arming at most once. Arming is a Dekker handshake: the reader
 //! stores `wake_seq`, fences (`SeqCst`) and reads `head`; the producer stores `head`, fences
-//! (`SeqCst`) and reads `wake_seq`. One of them sees the other, so a record belongs to exactly one
+//! (`SeqCst`) and reads `wake_seq` ([`wake`](crate::wake)). One of them sees the other, so a record belongs to exactly one
 //! of two cases, and each case has one clock:
 //!
 //! | the record was published | who sees it | who keeps the time |

@@ -26,7 +26,8 @@
 //! An [`arena`] is not a ring: nobody gives room back, and readers find out what they were too slow for.
 //! Its records are placed in turn ([`Arena`]), or lie in whole buffers that a kernel fills ([`Buffers`]).
 //!
-//! [`news`] says which of many rings have something, to whoever reads or serves all of them.
+//! [`wake`] is how either side sleeps and is woken. [`news`] says which of many rings have something, to whoever reads or
+//! serves all of them.
 //!
 //! [`units`] is how people write sizes and times, to whichever program; [`text`] how foreign text is shown.
 //!
@@ -45,6 +46,7 @@ pub mod layout;
 pub mod news;
 pub mod offload;
 pub mod posted;
+pub mod wake;
 
 mod region;
 

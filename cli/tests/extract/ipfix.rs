@@ -1,43 +1,30 @@
 //! Flows as others read them: tshark, and a collector.
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::UdpSocket;
 use std::path::Path;
 use std::time::Duration;
 
 use vnplug_frame::witness::{Protocol, Shape, make};
-use vnplug_store::extract::{Format, Output, Packet};
-use vnplug_store::read::Interface;
 use vnplug_testing::until;
 
-use super::{Recording, START_NS};
+use super::{Recording, write};
 
 /// tshark reads the file, and what a collector is sent, as the flows are told in JSON.
 #[test]
 fn flows_are_ipfix_to_others() {
     let it = Recording::new();
     let capture = it.scratch.path("flows.pcapng");
-    let mut output = Output::new(File::create(&capture).unwrap(), Format::Pcapng);
-    for n in 0..3000_u64 {
+    let frames = (0..3000_u64).map(|n| {
         let shape = Shape {
             len_bytes: 110 + (n % 7) as usize,
             flow: (n % 40) as u32,
             protocol: [Protocol::Udp4, Protocol::Tcp6, Protocol::Icmp4][(n % 3) as usize],
             vlan_tci: None,
         };
-        let bytes = &make(shape, 1, n).unwrap()[..];
-        let packet = Packet {
-            ts_ns: START_NS + n * 1_000_000,
-            bytes,
-            wire_len: bytes.len() as u32,
-            flags: 0,
-            lost: 0,
-            comment: "",
-            interface: &Interface::ethernet(),
-        };
-        output.write(&packet).unwrap();
-    }
-    output.finish().unwrap();
+        (n * 1_000_000, make(shape, 1, n).unwrap())
+    });
+    write(&capture, frames);
     let flows = |more: &[&str]| {
         let more = more.iter().map(Path::new);
         let words: Vec<&Path> = [Path::new("flows"), &capture]

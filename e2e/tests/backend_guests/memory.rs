@@ -4,9 +4,13 @@ use std::time::{Duration, Instant};
 
 use vnplug::{BackEnd, Error, Heard};
 use vnplug_e2e::Guest;
+use vnplug_e2e::times::Times;
 use vnplug_testing::PATIENCE;
 
 use super::{heard, joined, shows};
+
+/// How often memory is withdrawn where that needs no device.
+const WITHDRAWALS: usize = 11;
 
 /// Memory that a program sees change, and lets go of when it is asked.
 pub(crate) fn shares(guest: &Guest, back: &mut BackEnd, whose: &str) {
@@ -33,9 +37,9 @@ pub(crate) fn shares(guest: &Guest, back: &mut BackEnd, whose: &str) {
         back.memory(region).unwrap().write(9, b"2").unwrap();
         back.event(channel, 0, 1).unwrap();
         shown("metrics: 2");
-        let began = Instant::now();
-        assert!(back.withdraw(region, Duration::from_secs(30)).unwrap());
-        eprintln!("{whose}: withdrawn in {:?}", began.elapsed());
+        let mut withdrawn = Times::default();
+        lets_go(back, region, &mut withdrawn);
+        eprintln!("{whose}: withdrawn in {:?}", withdrawn.all());
         shown("is released");
         back.send(channel, b"bye").unwrap();
         let said = program.wait(PATIENCE).unwrap();
@@ -46,6 +50,28 @@ pub(crate) fn shares(guest: &Guest, back: &mut BackEnd, whose: &str) {
             }
         }
     }
+}
+
+/// Memory is withdrawn from a program that lets go of it when it is asked: how long that takes.
+pub(crate) fn lets_go(back: &mut BackEnd, region: u32, times: &mut Times) {
+    let began = Instant::now();
+    assert!(back.withdraw(region, Duration::from_secs(30)).unwrap());
+    times.push(began.elapsed());
+}
+
+/// Memory that costs no device is shared and withdrawn, again and again.
+pub(crate) fn is_withdrawn(guest: &Guest, back: &mut BackEnd, whose: &str) {
+    let program = guest.spawn("vnplug channel kv <>/tmp/quiet 2>&1").unwrap();
+    let channel = joined(back, whose);
+    let mut withdrawn = Times::default();
+    for _ in 0..WITHDRAWALS {
+        let region = back.share(channel, 4096, true).unwrap();
+        lets_go(back, region, &mut withdrawn);
+    }
+    let what = format!("{whose}: to withdraw memory from a program");
+    withdrawn.are_within(Duration::from_millis(100), &what);
+    program.signal("KILL").unwrap();
+    assert!(matches!(heard(back), Heard::Left { channel: of, .. } if of == channel));
 }
 
 /// A program that is stopped does not let go: its memory is emptied, and when it goes on it sees zeros.

@@ -334,7 +334,9 @@ impl Control {
         self.opened_sources();
         self.entrances_changed();
         self.patterns_told();
-        let names: Vec<String> = self.vms.served.keys().cloned().collect();
+        // Of many VMs few have news, and only those are named.
+        let rung = self.vms.served.iter().filter(|(_, vm)| vm.is_rung());
+        let names: Vec<String> = rung.map(|(name, _)| name.clone()).collect();
         for name in names {
             self.wake_readers(&name);
         }

@@ -416,6 +416,11 @@ impl Vm {
         (Doorbell::Vm(bell.clone()), Some(bell), u32::MAX)
     }
 
+    /// Whether any of the bells was rung that the channel carries.
+    pub(crate) fn is_rung(&self) -> bool {
+        self.board.as_ref().is_some_and(|board| board.is_rung())
+    }
+
     /// The ports whose bells were rung and that the channel carries.
     pub(crate) fn take_rung(&self) -> Vec<u32> {
         if !self.board.as_ref().is_some_and(|board| board.take()) {

@@ -9,29 +9,38 @@ use vnplug_testing::PATIENCE;
 use crate::net::{self, frame, ip, isolated, out, read, read_all};
 use crate::{config, one, veth};
 
+/// Sends frames by so many a flush: all of them arrive, whole and in order.
+fn carries(queue: &mut dyn Queue, other_end: &mut dyn Queue, sent: &[Vec<u8>], flush: usize) {
+    let mut got = Vec::new();
+    for batch in sent.chunks(flush) {
+        for frame in batch {
+            assert_eq!(out(queue).transmit(frame), Transmit::Taken);
+        }
+        let flushed = Flushed {
+            sent: batch.len() as u64,
+            ..Flushed::default()
+        };
+        assert_eq!(out(queue).flush(&mut |_| {}), flushed);
+        got.extend(read(other_end, batch.len(), PATIENCE));
+    }
+    assert_eq!(got.len(), sent.len());
+    assert!(got.iter().zip(sent).all(|(got, sent)| &got.bytes == sent));
+}
+
+/// Both ends of the veth take frames of so many bytes.
+fn set_mtu(bytes: u32) {
+    for end in ["va", "vb"] {
+        ip(&format!("link set {end} mtu {bytes}"));
+    }
+}
+
 fn sends_and_counts(mut queue: Box<dyn Queue>) {
     let mut other_end = net::open(net::rx("vb"));
     let sent: Vec<_> = (0..3000)
         .map(|seq| frame(60 + (seq % 1455), seq as u32))
         .collect();
-    let mut got = Vec::new();
-    for batch in sent.chunks(100) {
-        for frame in batch {
-            assert_eq!(out(&mut *queue).transmit(frame), Transmit::Taken);
-        }
-        let flushed = out(&mut *queue).flush(&mut |_| {});
-        assert_eq!(
-            flushed,
-            Flushed {
-                sent: batch.len() as u64,
-                ..Flushed::default()
-            }
-        );
-        got.extend(read(other_end.as_mut(), batch.len(), PATIENCE));
-    }
+    carries(&mut *queue, &mut *other_end, &sent, 100);
     assert_eq!(out(&mut *queue).flush(&mut |_| {}), Flushed::default());
-    assert_eq!(got.len(), sent.len());
-    assert!(got.iter().zip(&sent).all(|(got, sent)| &got.bytes == sent));
 
     assert_eq!(out(&mut *queue).transmit(&[0; 13]), Transmit::BadLength);
     assert_eq!(
@@ -74,9 +83,7 @@ fn sends_and_counts(mut queue: Box<dyn Queue>) {
 /// this length.
 fn a_lost_carrier_spoils_nothing(mode: Mode, len: usize) {
     veth(1);
-    for end in ["va", "vb"] {
-        ip(&format!("link set {end} mtu 9000"));
-    }
+    set_mtu(9000);
     let mut queue = one(AfXdpConfig {
         mode,
         ..config("va")
@@ -132,9 +139,7 @@ fn frames_that_need_several_chunks_leave_whole_and_in_order() {
                 mode,
                 ..config("va")
             });
-            for end in ["va", "vb"] {
-                ip(&format!("link set {end} mtu 12000"));
-            }
+            set_mtu(12000);
             // The queue learns of it when it waits.
             net::read(queue.as_mut(), 1, Duration::from_millis(200));
             let mut other_end = net::open(net::rx("vb"));
@@ -142,16 +147,7 @@ fn frames_that_need_several_chunks_leave_whole_and_in_order() {
             let sent: Vec<_> = (0..400)
                 .map(|seq| frame(lens[seq % lens.len()], seq as u32))
                 .collect();
-            let mut got = Vec::new();
-            for batch in sent.chunks(40) {
-                for frame in batch {
-                    assert_eq!(out(&mut *queue).transmit(frame), Transmit::Taken);
-                }
-                assert_eq!(out(&mut *queue).flush(&mut |_| {}).sent, 40);
-                got.extend(read(other_end.as_mut(), batch.len(), PATIENCE));
-            }
-            assert_eq!(got.len(), sent.len());
-            assert!(got.iter().zip(&sent).all(|(got, sent)| &got.bytes == sent));
+            carries(&mut *queue, &mut *other_end, &sent, 40);
 
             let longer = frame(LONGEST + 1, 1);
             assert_eq!(out(&mut *queue).transmit(&longer), Transmit::BadLength);
@@ -176,9 +172,7 @@ fn frames_of_several_chunks_are_taken_back_whole_when_the_interface_is_down() {
     for mode in [Mode::Auto, Mode::Generic] {
         isolated(move || {
             veth(1);
-            for end in ["va", "vb"] {
-                ip(&format!("link set {end} mtu 9000"));
-            }
+            set_mtu(9000);
             let mut queue = one(AfXdpConfig {
                 mode,
                 ..config("va")
@@ -220,9 +214,7 @@ fn where_a_frame_has_one_chunk_a_longer_one_is_refused() {
             multi_buffer: false,
             ..config("va")
         });
-        for end in ["va", "vb"] {
-            ip(&format!("link set {end} mtu 3000"));
-        }
+        set_mtu(3000);
         // The queue learns of it when it waits.
         net::read(queue.as_mut(), 1, Duration::from_millis(200));
         let mut sends = |len| out(&mut *queue).transmit(&frame(len, 1));

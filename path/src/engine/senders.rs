@@ -3,7 +3,7 @@
 //! While the thread runs it looks at each ring that is **awake** once per turn (one load). Before it sleeps it
 //! arms those, and a sender that finds its ring armed kicks: a process by its socket, whose other end is in
 //! the epoll instance that the thread then sleeps on; a VM by a message that the control thread
-//! relays as a command. The handshake that loses no kick is that of `ring/src/layout.rs`.
+//! relays as a command. The handshake that loses no kick is that of `ring/src/wake.rs`.
 //!
 //! A ring in which nothing was found [`PATIENCE`](super::sender::PATIENCE) times is armed at once and not looked at any more until it
 //! kicks: it is **asleep**. So ten thousand of which one sends cost what that one costs ([`News`]). While the

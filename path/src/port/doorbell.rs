@@ -234,6 +234,12 @@ impl Board {
         Arc::new(Self { rung, thread })
     }
 
+    /// Whether one of them was rung since they were taken.
+    pub fn is_rung(&self) -> bool {
+        // Relaxed: whoever takes is ordered.
+        self.rung.load(Ordering::Relaxed)
+    }
+
     /// Whether one of them was rung since the last call; which, the bells themselves say afterwards.
     pub fn take(&self) -> bool {
         self.rung.swap(false, Ordering::AcqRel)

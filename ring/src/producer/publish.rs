@@ -1,9 +1,10 @@
 //! What a batch ends with: its records become visible, and the reader is rung or not.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use super::Producer;
-use crate::layout::{DROPPED, HEAD, MAX_DELAY_US, PUBLISHED, TAIL, WAKE_AT, WAKE_SEQ, reached};
+use crate::layout::{DROPPED, HEAD, MAX_DELAY_US, PUBLISHED, TAIL, WAKE_AT, reached};
+use crate::wake;
 
 /// An arena as the readers of a group need it told, in the unit of its positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,10 +56,7 @@ impl Producer {
     /// [`bell`](Self::bell) of a ring of descriptors: what `ground` says of their arena rings, too.
     #[inline]
     pub fn bell_on(&mut self, now_us: u64, ground: Option<Ground>) -> Bell {
-        // Pairs with the fence in Consumer::arm: either we see its arming or it sees our head.
-        fence(Ordering::SeqCst);
-        // Acquire: pairs with the Release in Consumer::arm; the words before it are visible.
-        let seq = self.words.load_u32(WAKE_SEQ, Ordering::Acquire);
+        let seq = wake::armed(&self.words);
         if seq == self.rung {
             Bell::Quiet
         } else {

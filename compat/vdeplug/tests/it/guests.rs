@@ -1,10 +1,10 @@
 //! Guests whose network is a port by the module.
 
 use vnplug_e2e::daemon::Daemon;
-use vnplug_e2e::ends::{End, all_fetch, files, sum};
+use vnplug_e2e::ends::{all_fetch_files, all_ping, take_addresses};
 use vnplug_e2e::station::Station;
 use vnplug_e2e::{Guest, Image, Lab, Qemu, QemuConfig, Uml, UmlConfig};
-use vnplug_testing::{PATIENCE, eventually};
+use vnplug_testing::eventually;
 
 use crate::support::{environment, ports};
 
@@ -36,40 +36,14 @@ fn guests_are_ports_by_the_drivers_that_they_have() {
         },
     );
     let guests: [(Guest, &str); 2] = [(uml.unwrap(), "10.77.2.2"), (qemu.unwrap(), "10.77.2.3")];
-    for (guest, address) in &guests {
-        let up = format!("ip addr add {address}/24 dev eth0 && ip link set eth0 up");
-        let done = guest.run(&up, PATIENCE).unwrap();
-        assert!(done.success(), "{address}: {}", done.text());
-    }
-    let check = || {
-        for (guest, address) in &guests {
-            assert!(station.pings(address), "{address}");
-            for other in guests
-                .iter()
-                .map(|(_, other)| other)
-                .filter(|it| *it != address)
-            {
-                let done = guest.run(&format!("ping -c 3 {other}"), PATIENCE).unwrap();
-                assert!(done.success(), "{}", done.text());
-            }
-        }
-    };
-    check();
+    take_addresses(&guests);
+    all_ping(&station, &guests);
     assert_eq!(ports(&daemon), 3);
-    let www = files(&lab, 10 << 20).unwrap();
-    let host = End::host(&station.netns, &lab, &www).unwrap();
-    let guest = |guest| End::guest(guest, &www).unwrap();
-    let [(uml, uml_address), (qemu, qemu_address)] = &guests;
-    let ends = [
-        (station.address.as_str(), host),
-        (*uml_address, guest(uml)),
-        (*qemu_address, guest(qemu)),
-    ];
-    all_fetch(&ends, &sum(&www));
+    all_fetch_files(&lab, &station, &guests, 10 << 20);
     daemon.audit();
 
     daemon.kill();
     daemon.launch().unwrap();
     eventually("all are back", || ports(&daemon) == 3);
-    check();
+    all_ping(&station, &guests);
 }
