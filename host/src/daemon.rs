@@ -174,25 +174,29 @@ fn serve(
         is_late: false,
     };
     let mut switches = Switches::new(&config.state_dir);
-    let (mut open, mut patterns) = (Vec::new(), Vec::new());
-    for spec in &config.sources {
-        match open_as_set(spec, &switches, &means)? {
-            Opened::One(source) => open.push(*source),
-            Opened::Many(pattern) => patterns.push(*pattern),
-        }
-    }
+    let open_one = |spec: &SourceSpec| open_as_set(spec, &switches, &means);
+    let mut opened = Opened::all(&config.sources, open_one)?;
     let kept_sources = KeptSources::restore(&config.state_dir);
-    let added = kept_sources.specs();
-    for spec in &added {
-        if config.sources.iter().any(|it| it.name() == spec.name()) {
+    let mut added = kept_sources.specs();
+    added.retain(|spec| {
+        let is_other = config.sources.iter().any(|it| it.name() == spec.name());
+        if is_other {
             log::warn!(target: "source", "source {:?} is kept, and is another one in the configuration", spec.name());
-            continue;
         }
-        match open_as_set(spec, &switches, &means) {
-            Ok(Opened::One(source)) => open.push(*source),
-            Ok(Opened::Many(pattern)) => patterns.push(*pattern),
+        !is_other
+    });
+    for one in Opened::each(&added, open_one) {
+        match one {
+            Ok(one) => opened.push(one),
             // The daemon does not fail for what was added once.
             Err(error) => log::error!(target: "source", "{error}: it was added and is kept"),
+        }
+    }
+    let (mut open, mut patterns) = (Vec::new(), Vec::new());
+    for one in opened {
+        match one {
+            Opened::One(source) => open.push(*source),
+            Opened::Many(pattern) => patterns.push(*pattern),
         }
     }
     let in_kernel = open.iter().filter_map(OpenSource::program_in_kernel);

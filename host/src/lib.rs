@@ -12,6 +12,7 @@
 //! code of them, one that makes filters for the kernel, one per VM with a doorbell device, one that
 //! watches the others (`watch`), one that hears SIGHUP (`hangup`).
 
+mod at_once;
 mod awake;
 pub mod config;
 mod control;

@@ -12,12 +12,14 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use crate::at_once::{self, AT_ONCE};
 use crate::spec::{Means, OpenSource, SourceSpec, Star};
 use vnplug_os::event;
 use vnplug_os::links::Links;
@@ -45,6 +47,63 @@ impl Opened {
             true => OpenPattern::open(spec, means).map(Box::new).map(Self::Many),
         };
         opened.map_err(|error| spec.blame(&error, means))
+    }
+
+    /// Opens what each specification says, in their order; neighbours that are packet sockets at once, as each waits for the kernel.
+    pub(crate) fn each(
+        specs: &[SourceSpec],
+        open: impl Fn(&SourceSpec) -> Result<Self, String> + Sync,
+    ) -> Vec<Result<Self, String>> {
+        Self::each_while(specs, open, || true)
+    }
+
+    /// The same, all of them or none.
+    ///
+    /// # Errors
+    /// What is wrong with the first, in their order, that cannot be opened. No others are begun when that is known.
+    pub(crate) fn all(
+        specs: &[SourceSpec],
+        open: impl Fn(&SourceSpec) -> Result<Self, String> + Sync,
+    ) -> Result<Vec<Self>, String> {
+        let failed = AtomicBool::new(false);
+        let note = |spec: &SourceSpec| {
+            let opened = open(spec);
+            failed.fetch_or(opened.is_err(), Ordering::Relaxed);
+            opened
+        };
+        let each = Self::each_while(specs, note, || !failed.load(Ordering::Relaxed));
+        let (mut all, mut wrong) = (Vec::new(), None);
+        for opened in each {
+            match opened {
+                Ok(opened) => all.push(opened),
+                Err(error) => wrong = wrong.or(Some(error)),
+            }
+        }
+        match wrong {
+            None => Ok(all),
+            Some(error) => {
+                at_once::each(all.into_iter(), drop);
+                Err(error)
+            }
+        }
+    }
+
+    fn each_while(
+        specs: &[SourceSpec],
+        open: impl Fn(&SourceSpec) -> Result<Self, String> + Sync,
+        goes_on: impl Fn() -> bool + Sync,
+    ) -> Vec<Result<Self, String>> {
+        let runs = specs.chunk_by(|one, next| one.is_packet_socket() && next.is_packet_socket());
+        let opened = runs.flat_map(|run| {
+            let opened = at_once::each(run.iter().take_while(|_| goes_on()), &open);
+            let bug = |spec: &SourceSpec| {
+                let what = "opening it failed, which is a bug in vnplugd: the log says where";
+                Err(format!("source {:?}: {what}", spec.name()))
+            };
+            let opened = opened.into_iter().zip(run);
+            opened.map(move |(opened, spec)| opened.unwrap_or_else(|| bug(spec)))
+        });
+        opened.collect()
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -370,29 +429,17 @@ impl Watcher {
         }
     }
 
-    /// Opens the sources of these interfaces, each in a thread of its own: for every ring the kernel waits until no CPU can look at
-    /// what was there before (`synchronize_net`), and who waits at the same time waits for the same.
+    /// Opens the sources of these interfaces.
     fn receive(&mut self, interfaces: Vec<(i32, String)>) {
         let pattern = &self.pattern;
-        let opened: Vec<_> = thread::scope(|scope| {
-            let begun = interfaces.iter().map(|(_, interface)| {
-                let opener = thread::Builder::new().name("vnplug-opens".into());
-                opener.spawn_scoped(scope, || pattern.open_member(interface))
-            });
-            // All begin before the first is waited for.
-            let begun: Vec<_> = begun.collect();
-            let opened = begun.into_iter().zip(&interfaces);
-            let opened = opened.map(|(begun, (_, interface))| match begun {
-                Ok(opener) => opener.join().unwrap_or_else(|_| {
-                    let what = format!("the daemon failed to open {interface:?}, which is a bug");
-                    Err(SourceError::new(what))
-                }),
-                // Threads are short.
-                Err(_) => pattern.open_member(interface),
-            });
-            opened.collect()
+        let opened = at_once::each(interfaces.iter(), |(_, interface)| {
+            pattern.open_member(interface)
         });
         for ((index, interface), opened) in interfaces.into_iter().zip(opened) {
+            let opened = opened.unwrap_or_else(|| {
+                let what = format!("the daemon failed to open {interface:?}, which is a bug");
+                Err(SourceError::new(what))
+            });
             self.received(index, interface, opened);
         }
     }
@@ -452,8 +499,6 @@ const AGAIN: Duration = Duration::from_secs(2);
 const TOLD: Duration = Duration::from_secs(60);
 /// Added to twice the block timeout: older kernels keep it in ticks of up to 10 ms.
 const DRAIN_MARGIN: Duration = Duration::from_millis(30);
-/// So many are opened at once.
-const AT_ONCE: usize = 16;
 /// For each opening, after the first ones: a hundred interfaces in a second at most.
 ///
 /// NB: for each the kernel loads one program or two, and frees those of sources that went in its own workers. Where somebody loads

@@ -184,6 +184,11 @@ impl SourceSpec {
         !matches!(self.kind.as_str(), SWITCH | "af_xdp")
     }
 
+    /// Whether it is one source, received by packet sockets.
+    pub(crate) fn is_packet_socket(&self) -> bool {
+        self.kind == "af_packet" && !self.is_pattern()
+    }
+
     /// Whether it is in a network namespace that must be entered.
     pub(crate) fn enters(&self) -> bool {
         self.options.contains_key("netns")

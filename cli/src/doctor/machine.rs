@@ -82,10 +82,32 @@ pub(super) fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
         .stdin(Stdio::null())
         .output()
         .map_err(|error| format!("{program}: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
     match output.status.success() {
         true => Ok(()),
-        false => {
-            Err(Failure::about(program, String::from_utf8_lossy(&output.stderr).trim()).line())
-        }
+        false => Err(complaint(program, said.trim()).line()),
+    }
+}
+
+/// What a program said, after its name; most of them have that before their complaints.
+fn complaint(program: &str, said: &str) -> Failure {
+    let rest = said.strip_prefix(program);
+    match rest.is_some_and(|rest| rest.starts_with(": ")) {
+        true => Failure::new(said),
+        false => Failure::about(program, said),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_fails_is_named_once() {
+        let failed = |script: &str| run("sh", &["-c", script]).unwrap_err();
+        assert_eq!(failed("echo 'sh: no module' >&2; exit 1"), "sh: no module");
+        assert_eq!(failed("echo 'no module' >&2; exit 1"), "sh: no module");
+        assert_eq!(failed("echo shut >&2; exit 1"), "sh: shut");
+        assert_eq!(run("sh", &["-c", "echo 'sh: a warning' >&2"]), Ok(()));
     }
 }

@@ -127,9 +127,8 @@ impl Reloads {
         bell: &Arc<OwnedFd>,
     ) -> Result<(), String> {
         let work = move || {
-            for spec in &reload.difference.open {
-                reload.opened.push(Opened::open(spec, &means)?);
-            }
+            reload.opened =
+                Opened::all(&reload.difference.open, |spec| Opened::open(spec, &means))?;
             for reset in &mut reload.resets {
                 if let Some(why) = reset.open(&means)? {
                     reload.difference.put_off_source(reset.spec.name(), &why);

@@ -305,13 +305,15 @@ impl Control {
 
     /// Ends the threads of removed sources whose ports are closed.
     pub(super) fn see_sources_off(&mut self) {
-        let workers = self.hub.take_idle();
+        let mut workers = self.hub.take_idle();
         if workers.is_empty() {
             return;
         }
         for worker in &workers {
             self.watch.forget(&worker.line());
         }
+        // All close their queues at the same time.
+        workers.iter_mut().for_each(Worker::stop);
         // One that hangs is waited for, for a while.
         let ends = std::thread::Builder::new().name("vnplug-parting".into());
         if let Err(error) = ends.spawn(move || drop(workers)) {
