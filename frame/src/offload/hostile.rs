@@ -93,7 +93,7 @@ fn spoil_frame(it: &mut Hostile, places: &Places, dice: &mut impl FnMut(usize) -
             }
         }
         // More fragments; and an offset, or a bit that is reserved.
-        8 => put(frame, network + 6, &[0x20 | any[0] * (any[1] & 1), 0]),
+        8 => put(frame, network + 6, &[0x20 | (any[0] * (any[1] & 1)), 0]),
         9 if is_udp => put(frame, transport + 4, &any),
         // The length of TCP's header, and its options.
         9 => put(frame, transport + 12, &any[..1]),
