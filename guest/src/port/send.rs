@@ -60,6 +60,12 @@ impl Outbox {
         }
     }
 
+    /// Whether a frame of `needed` bytes fits, and so many bytes are free.
+    fn has_room(&mut self, needed: u32, free: u64) -> Result<bool, Error> {
+        let fits = self.ring.has_room(needed).map_err(nonsense)?;
+        Ok(fits && self.ring.geometry().capacity - self.ring.used() >= free)
+    }
+
     /// What is received by these rings may be sent from where it lies; they have the numbers from `first` on.
     ///
     /// # Errors
@@ -353,8 +359,8 @@ impl Port {
     /// Waits until a frame of `len` bytes finds room, or `timeout` is over (false).
     ///
     /// The host does not ring for room, so this sleeps: first for half as long as the last wait took, then longer each time,
-    /// from 20 us to 10 ms. Once it has slept it waits for a quarter of the ring, 40 ms at most: who wakes for one frame at a
-    /// time takes the processor from the thread that makes room.
+    /// from 20 us to 10 ms. Once it has slept it waits until a quarter of the ring is free, 40 ms at most: who wakes for one
+    /// frame at a time takes the processor from the thread that makes room.
     ///
     /// Meanwhile the room of all packets taken so far goes back to the host, that of posted ones as they are sent: who sends on
     /// what it receives still receives. Of a port that is [lent](Self::lend_to) to this one, [`release`](Self::release) it.
@@ -363,7 +369,7 @@ impl Port {
     /// As [`send`](Self::send).
     pub fn wait_for_room(&mut self, len: usize, timeout: Duration) -> Result<bool, Error> {
         let begun = Instant::now();
-        let mut patience = Patience::after(self.outbox()?.waited);
+        let mut patience = Patience::after(self.outbox()?.waited, timeout);
         self.release();
         loop {
             self.release_held();
@@ -376,22 +382,18 @@ impl Port {
                 return Ok(true);
             }
             let waited = begun.elapsed();
-            let is_over = waited >= timeout;
             let needed = u32::try_from(len).unwrap_or(u32::MAX - RECORD_HEADER as u32 - 8);
-            let wanted = match is_over {
-                true => needed,
-                false => patience.wanted(needed, outbox.ring.geometry().capacity, waited),
-            };
-            if outbox.ring.has_room(wanted).map_err(nonsense)? {
+            let wanted = patience.wanted(outbox.ring.geometry().capacity, waited);
+            if outbox.has_room(needed, wanted)? {
                 if patience.has_slept() {
                     outbox.waited = waited;
                 }
                 return Ok(true);
             }
-            if is_over {
+            if waited >= timeout {
                 return Ok(false);
             }
-            std::thread::sleep(patience.sleep().min(timeout - waited));
+            std::thread::sleep(patience.sleep(waited).min(timeout - waited));
             // A daemon that died takes nothing any more, and only its socket tells.
             self.attend(Some(Duration::ZERO))?;
         }
@@ -424,5 +426,6 @@ fn nonsense(lie: PeerLied) -> Error {
 /// Why nothing is sent although the port is open.
 const SENDING: &str = "an operator revoked sending";
 const NO_RING: Error = Error::Invalid("the port was opened without a transmit ring");
+
 #[cfg(test)]
 mod tests;

@@ -9,33 +9,39 @@ use std::time::Duration;
 pub(super) struct Patience {
     pause: Duration,
     has_slept: bool,
+    /// How long there is more waited for than one frame needs.
+    limit: Duration,
 }
 
 impl Patience {
-    /// The first sleep is half as long as all of the last wait: as a rule the second ends it, and the ring is never dry as
-    /// long as it drains as before.
-    pub(super) fn after(last_wait: Duration) -> Self {
+    /// A wait of at most `timeout`. The first sleep is half as long as all of the last wait, and 5 ms at most: where a ring drains as
+    /// before, the second ends it as a rule, before the ring is dry. Behind a stall the first sleep is too long, once.
+    pub(super) fn after(last_wait: Duration, timeout: Duration) -> Self {
         Self {
-            pause: (last_wait / 2).clamp(SHORTEST, LONGEST),
+            pause: (last_wait / 2).clamp(SHORTEST, LONGEST / 2),
             has_slept: false,
+            limit: QUARTER_WAIT.min(timeout),
         }
     }
 
-    /// How many bytes of a ring of `capacity` are waited for, where `needed` would do: once it has slept, a quarter of
-    /// the ring, for [`QUARTER_WAIT`].
-    pub(super) fn wanted(&self, needed: u32, capacity: u64, waited: Duration) -> u32 {
-        match self.has_slept && waited < QUARTER_WAIT {
-            true => needed.max((capacity / 4) as u32),
-            false => needed,
+    /// How many bytes of a ring of `capacity` are to be free, beside room for the frame: a quarter once it has slept, for
+    /// [`QUARTER_WAIT`].
+    pub(super) fn wanted(&self, capacity: u64, waited: Duration) -> u64 {
+        match self.has_slept && waited < self.limit {
+            true => capacity / 4,
+            false => 0,
         }
     }
 
-    /// How long to sleep next: twice as long each time.
-    pub(super) fn sleep(&mut self) -> Duration {
+    /// How long to sleep next: twice as long each time, and no longer than a quarter is waited for.
+    pub(super) fn sleep(&mut self, waited: Duration) -> Duration {
         let pause = self.pause;
         self.pause = (pause * 2).min(LONGEST);
         self.has_slept = true;
-        pause
+        match self.limit.saturating_sub(waited) {
+            Duration::ZERO => pause,
+            left => pause.min(left),
+        }
     }
 
     pub(super) fn has_slept(&self) -> bool {
@@ -54,21 +60,22 @@ mod tests {
     use super::*;
 
     const RING: u64 = 1 << 20;
-    const FRAME: u32 = 1536;
+    const FRAME: u64 = 1536;
+    const LONG: Duration = Duration::from_secs(1);
 
     /// A sender that fills a ring of 1 MiB whenever it may, for 100 waits: how often it woke, and for how long the ring
     /// was dry, both behind the first ten waits.
     fn fill(bytes_per_s: f64) -> (u32, Duration) {
         let (mut last, mut wakes, mut dry) = (Duration::ZERO, 0, Duration::ZERO);
         for wait in 0..100 {
-            let mut patience = Patience::after(last);
+            let mut patience = Patience::after(last, LONG);
             let mut waited = Duration::ZERO;
             let free = loop {
                 let free = waited.as_secs_f64() * bytes_per_s;
-                if free >= f64::from(patience.wanted(FRAME, RING, waited)) {
+                if free >= patience.wanted(RING, waited).max(FRAME) as f64 {
                     break free;
                 }
-                waited += patience.sleep();
+                waited += patience.sleep(waited);
                 if wait >= 10 {
                     wakes += 1;
                 }
@@ -97,13 +104,27 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_ring_is_not_waited_for_until_a_quarter_is_free() {
-        let mut patience = Patience::after(Duration::ZERO);
-        assert_eq!(patience.wanted(FRAME, RING, Duration::ZERO), FRAME);
-        patience.sleep();
-        let quarter = (RING / 4) as u32;
-        assert_eq!(patience.wanted(FRAME, RING, SHORTEST), quarter);
-        assert_eq!(patience.wanted(quarter + 1, RING, SHORTEST), quarter + 1);
-        assert_eq!(patience.wanted(FRAME, RING, QUARTER_WAIT), FRAME);
+    fn a_quarter_is_waited_for_behind_a_sleep_and_not_for_ever() {
+        for (timeout, limit) in [(LONG, QUARTER_WAIT), (LONGEST, LONGEST)] {
+            let mut patience = Patience::after(Duration::ZERO, timeout);
+            assert_eq!(patience.wanted(RING, Duration::ZERO), 0);
+            let mut waited = Duration::ZERO;
+            while waited < limit {
+                waited += patience.sleep(waited);
+                let wanted = if waited < limit { RING / 4 } else { 0 };
+                assert_eq!(patience.wanted(RING, waited), wanted, "{waited:?}");
+            }
+            // It is over when it is said to be, and then sleeps go on.
+            assert_eq!(waited, limit);
+            assert!(patience.sleep(waited) > SHORTEST);
+        }
+    }
+
+    #[test]
+    fn a_stall_costs_half_of_the_longest_sleep() {
+        assert_eq!(
+            Patience::after(LONG, LONG).sleep(Duration::ZERO),
+            LONGEST / 2
+        );
     }
 }

@@ -83,3 +83,22 @@ fn a_daemon_of_layout_1_1_and_of_ours_is_given_a_super_frame_with_what_is_left_t
         assert_eq!(taken(&mut intake, Segments::Merged), Some(whole));
     }
 }
+
+#[test]
+fn room_is_what_is_free_wherever_the_next_record_would_lie() {
+    let (mut intake, mut outbox) = ends(VERSION_MINOR);
+    let frame = [7; 1000];
+    // Records of 1 KiB and less: the head comes to lie in each quarter of the ring.
+    for turn in 0..40 {
+        while outbox.push(&frame).unwrap() {}
+        outbox.flush();
+        assert!(!outbox.has_room(frame.len() as u32, 0).unwrap());
+        let mut has_taken = 0;
+        while !outbox.has_room(frame.len() as u32, RING / 4).unwrap() {
+            assert!(taken(&mut intake, Segments::Wire).is_some(), "{turn}");
+            has_taken += 1;
+        }
+        // More than one, which is enough for a frame, and no more than a quarter and what lies at its ends.
+        assert!((3..=6).contains(&has_taken), "{turn}: {has_taken}");
+    }
+}
