@@ -16,6 +16,7 @@ use super::Control;
 use super::elsewhere::Elsewhere;
 use super::session::Over;
 use super::waiting::Whom;
+use crate::at_once::AT_ONCE;
 use crate::hub::{Peer, Refusal, Step, user_grant};
 use crate::pattern::Opened;
 use crate::spec::{Means, OpenSource, SourceSpec};
@@ -305,20 +306,30 @@ impl Control {
 
     /// Ends the threads of removed sources whose ports are closed.
     pub(super) fn see_sources_off(&mut self) {
-        let mut workers = self.hub.take_idle();
+        let workers = self.hub.take_idle();
         if workers.is_empty() {
             return;
         }
         for worker in &workers {
             self.watch.forget(&worker.line());
         }
-        // All close their queues at the same time.
-        workers.iter_mut().for_each(Worker::stop);
         // One that hangs is waited for, for a while.
         let ends = std::thread::Builder::new().name("vnplug-parting".into());
-        if let Err(error) = ends.spawn(move || drop(workers)) {
+        if let Err(error) = ends.spawn(move || part_with(workers)) {
             log::error!(target: "source", "a source that was removed is closed here: {error}");
         }
+    }
+}
+
+/// Sixteen close their queues at the same time. No more of them: each has a second from when it is told.
+fn part_with(workers: Vec<Worker>) {
+    let mut left = workers.into_iter();
+    loop {
+        let mut some: Vec<_> = left.by_ref().take(AT_ONCE).collect();
+        if some.is_empty() {
+            return;
+        }
+        some.iter_mut().for_each(Worker::stop);
     }
 }
 

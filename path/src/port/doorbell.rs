@@ -236,7 +236,7 @@ impl Board {
 
     /// Whether one of them was rung since they were taken.
     pub fn is_rung(&self) -> bool {
-        // Relaxed: whoever takes is ordered.
+        // Relaxed: who rings stores this before it writes the eventfd, and the caller has read that.
         self.rung.load(Ordering::Relaxed)
     }
 
