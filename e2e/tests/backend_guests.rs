@@ -31,6 +31,8 @@ use self::resumes::{Program, resumes};
 use self::speech::{counts, floods, speaks};
 
 const SOON: Option<Duration> = Some(Duration::from_secs(60));
+/// A guest that is emulated answers with what others leave of a processor.
+const EMULATED: Duration = Duration::from_millis(500);
 
 fn daemon(lab: &Lab, more: &str) -> Daemon {
     let kv = format!("kv,id=85,uid=0,open=vm:*,memory=16M{more}");
@@ -291,9 +293,7 @@ fn a_running_qemu_gets_memory_of_its_own_and_gives_it_back() {
             );
             lets_go(&mut back, region, &mut withdrawn);
         }
-        // The guest is emulated, and answers with what others leave of a processor.
-        let limit = Duration::from_millis(500);
-        withdrawn.are_within(limit, "to withdraw memory from a program in QEMU");
+        withdrawn.are_within(EMULATED, "to withdraw memory from a program in QEMU");
         program.signal("KILL").unwrap();
         assert!(matches!(heard(&mut back), Heard::Left { channel: of, .. } if of == channel));
         // The daemon is started again: both resume, and so does who plugs.

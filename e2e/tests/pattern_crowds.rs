@@ -210,8 +210,9 @@ fn of_named_sources_that_cannot_be_opened_the_first_is_told() {
     let netns = Netns::new().unwrap();
     crowd_comes(&netns, 30);
     let mut texts: Vec<String> = (0..30).map(named).collect();
-    texts.insert(20, "second".into());
+    // Both are opened at the same time, with those around them.
     texts.insert(10, "first".into());
+    texts.insert(12, "second".into());
     let args = by_name(texts.into_iter());
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     // Whoever of them the kernel answers first.

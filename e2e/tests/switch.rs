@@ -407,7 +407,9 @@ fn access(path: &Path) -> (u32, u32) {
 
 /// A user, of this group if one is said, connects to each of these sockets and makes one in the directory: whether he can.
 fn joins(gid: Option<u32>, sockets: &[(PathBuf, SocketType)], dir: &Path) -> Vec<bool> {
-    let (sockets, own) = (sockets.to_vec(), dir.join("own"));
+    // Where a file of this name is already nobody makes one, whatever he may do.
+    let own = dir.join(format!("own-{gid:?}"));
+    let sockets = sockets.to_vec();
     as_member(USER, gid, move || {
         let connects = |(path, kind): &(PathBuf, SocketType)| {
             let socket = socket(AddressFamily::UNIX, *kind, None).unwrap();
@@ -424,7 +426,8 @@ fn files_of_all_entrances_are_for_the_group_that_is_said_and_for_nobody_else() {
     const GROUP: &str = "games";
     let groups = std::fs::read_to_string("/etc/group").unwrap();
     let line = groups.lines().find(|it| it.starts_with("games:x:"));
-    let gid: u32 = line.unwrap().split(':').nth(2).unwrap().parse().unwrap();
+    let line = line.expect("/etc/group has a line that begins with games:x:");
+    let gid: u32 = line.split(':').nth(2).unwrap().parse().unwrap();
     let lab = Lab::new().unwrap();
     let config = open_to_all(&lab, "");
     let path = |name: &str| lab.dir().join(name);

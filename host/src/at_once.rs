@@ -45,17 +45,24 @@ pub(crate) const AT_ONCE: usize = 16;
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Barrier;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use vnplug_testing::Deadline;
 
     use super::*;
 
     #[test]
     fn sixteen_are_at_work_at_once_and_what_they_make_is_in_order() {
-        // Nobody passes before sixteen are there.
-        let barrier = Barrier::new(AT_ONCE);
+        // Nobody passes before sixteen are there, or all are late: then a thread could not be begun.
+        let (came, deadline) = (AtomicUsize::new(0), Deadline::new("sixteen are there"));
         let made = each(0..3 * AT_ONCE, |it| {
-            barrier.wait();
+            let place = came.fetch_add(1, Ordering::Relaxed);
+            let all = (place / AT_ONCE + 1) * AT_ONCE;
+            while came.load(Ordering::Relaxed) < all {
+                deadline.check();
+                thread::sleep(Duration::from_millis(1));
+            }
             it * 2
         });
         let wanted: Vec<_> = (0..3 * AT_ONCE).map(|it| Some(it * 2)).collect();

@@ -505,3 +505,31 @@ const DRAIN_MARGIN: Duration = Duration::from_millis(30);
 /// them as fast as it goes, and the workers are starved, it does not come to freeing, and may come to a stop.
 const PACE: Duration = Duration::from_millis(10);
 const MIN_PAUSE: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use vnplug_testing::Deadline;
+
+    use super::*;
+
+    #[test]
+    fn of_those_that_cannot_be_opened_the_first_is_told_though_a_later_one_failed_sooner() {
+        let specs = ["slow", "fast"].map(|it| it.parse::<SourceSpec>().unwrap());
+        let (failed, deadline) = (AtomicBool::new(false), Deadline::new("the other fails"));
+        let opened = Opened::all(&specs, |spec| {
+            match spec.name() {
+                "fast" => failed.store(true, Ordering::Relaxed),
+                _ => {
+                    while !failed.load(Ordering::Relaxed) {
+                        deadline.check();
+                        thread::sleep(MIN_PAUSE);
+                    }
+                    // The other may still have to tell of it.
+                    thread::sleep(20 * MIN_PAUSE);
+                }
+            }
+            Err(spec.name().to_owned())
+        });
+        assert_eq!(opened.err().as_deref(), Some("slow"));
+    }
+}

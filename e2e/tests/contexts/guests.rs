@@ -124,8 +124,10 @@ fn of_64_guests_the_one_with_packets_is_woken_alone_and_told_which_port() {
         }
     }
     let (woke, batches) = (sleeps(&control) - before, ROUNDS * GUESTS);
+    let rounds = ROUNDS as u64;
     println!("to wake guests {batches} times the daemon's control thread woke {woke} times");
-    assert!(woke >= 1 && woke <= batches as u64, "{woke}");
+    // Once for all in each round; of a busy processor's rounds each may be cut in several.
+    assert!(woke >= 1 && woke <= 10 * rounds, "{woke}");
 }
 
 /// A program in a guest that sends.
@@ -216,8 +218,9 @@ fn the_daemon_wakes_at_most_once_for_a_batch_of_64_guests_that_send() {
     // One that never slept would wake for none, and would be kicked by nobody.
     let rounds = ROUNDS as u64;
     assert!(kicks >= rounds && kicks <= batches, "{kicks}");
+    // Of a busy processor's rounds each may be cut in several.
     assert!(
-        woke.iter().all(|it| (rounds..=batches).contains(it)),
+        woke.iter().all(|it| (rounds..=10 * rounds).contains(it)),
         "{woke:?}"
     );
 
