@@ -49,21 +49,23 @@ impl Default for Acks {
 impl Acks {
     /// The receiver was given this frame, which has so many bytes of payload; merged of segments of `size`.
     pub fn given(&mut self, segment: &Segment<'_>, size: Option<u16>) {
+        let flags = segment.flags();
+        let fin = flags & flag::FIN;
+        let len = segment.len() as u32 + u32::from(fin);
+        let begins = flags & (flag::SYN | flag::RST) != 0;
+        // An ACK alone, as most frames are that have no data.
+        if len == 0 && !begins {
+            return;
+        }
         let Some(key) = Key::of(segment, false) else {
             return;
         };
-        if segment.flags() & (flag::SYN | flag::RST) != 0 {
+        if begins {
             return self.begin(key, segment);
-        }
-        let fin = segment.flags() & flag::FIN;
-        let len = segment.len() as u32 + u32::from(fin);
-        if len == 0 {
-            return;
         }
         let (start, end) = (segment.seq(), segment.seq().wrapping_add(len));
         self.now += 1;
-        let (at, room) = self.find(&key);
-        if let Some(flow) = at.and_then(|at| self.flows[at].as_mut()) {
+        if let Some(flow) = self.find(&key).and_then(|at| self.flows[at].as_mut()) {
             flow.used = self.now;
             flow.is_accurate |= segment.reserved() & AE != 0;
             // No ACK is for the data of a segment without its FIN.
@@ -71,6 +73,7 @@ impl Acks {
         } else if size.is_some() {
             let mut flow = Flow::new(key, self.now, (start, end));
             flow.is_accurate = segment.reserved() & AE != 0;
+            let room = self.room(&flow.key);
             self.flows[room] = Some(flow);
         }
     }
@@ -86,7 +89,7 @@ impl Acks {
             self.begin(key, segment);
             return &[];
         }
-        if let (Some(at), _) = self.find(&key)
+        if let Some(at) = self.find(&key)
             && let Some(flow) = &mut self.flows[at]
             && flags & flag::ACK != 0
         {
@@ -118,13 +121,16 @@ impl Acks {
             return 0;
         };
         let transport = segment.transport;
+        let numbers = self.sent(&segment);
+        if numbers.is_empty() {
+            return 0;
+        }
         let is_left = offload.flags & flags::NEEDS_CSUM != 0;
         let place = (usize::from(offload.csum_start), offload.csum_offset);
         let may_be_copied = !offload.is_super_frame() && (!is_left || place == (transport, 16));
-        let numbers = self.sent(&segment);
         let mut copy = [0; HEADERS];
         let copy = match copy.get_mut(..frame.len()) {
-            Some(copy) if may_be_copied && !numbers.is_empty() => copy,
+            Some(copy) if may_be_copied => copy,
             _ => return 0,
         };
         let mut added = 0;
@@ -139,20 +145,23 @@ impl Acks {
         added
     }
 
-    /// Where a flow is, and where it could be.
-    fn find(&self, key: &Key) -> (Option<usize>, usize) {
-        let first = key.hash() as usize % (FLOWS / WAYS) * WAYS;
-        let all = first..first + WAYS;
+    /// Where a flow is.
+    #[inline]
+    fn find(&self, key: &Key) -> Option<usize> {
+        key.set()
+            .find(|at| self.flows[*at].as_ref().is_some_and(|it| it.key == *key))
+    }
+
+    /// Where one more flow could be: nothing is there, or what was not used for the longest time.
+    fn room(&self, key: &Key) -> usize {
         let used = |at: &usize| self.flows[*at].as_ref().map_or(0, |flow| flow.used);
-        let room = all.clone().min_by_key(used).unwrap_or(first);
-        let is_it = |at: &usize| self.flows[*at].as_ref().is_some_and(|it| it.key == *key);
-        (all.clone().find(is_it), room)
+        key.set().min_by_key(used).unwrap_or(0)
     }
 
     /// A SYN or an RST: what was known of such a flow is of another.
     fn begin(&mut self, key: Key, segment: &Segment<'_>) {
         self.now += 1;
-        let (at, room) = self.find(&key);
+        let at = self.find(&key);
         if let Some(at) = at {
             self.flows[at] = None;
         }
@@ -160,7 +169,8 @@ impl Acks {
             let seq = segment.seq();
             let mut flow = Flow::new(key, self.now, (seq, seq));
             flow.is_accurate = true;
-            self.flows[at.unwrap_or(room)] = Some(flow);
+            let at = at.unwrap_or_else(|| self.room(&flow.key));
+            self.flows[at] = Some(flow);
         }
     }
 }
@@ -246,6 +256,12 @@ impl Key {
             key.ports.rotate_left(2);
         }
         Some(key)
+    }
+
+    /// The places where its flow may be.
+    fn set(&self) -> std::ops::Range<usize> {
+        let first = self.hash() as usize % (FLOWS / WAYS) * WAYS;
+        first..first + WAYS
     }
 
     fn hash(&self) -> u32 {

@@ -132,8 +132,29 @@ fn push(
     if !batch.has_room(len) {
         return false;
     }
+    match acks {
+        None => push_alone(memory, parts, header_len, len, batch),
+        Some(acks) if len <= BEGIN => push_with_acks(memory, parts, header_len, len, batch, acks),
+        Some(acks) => {
+            let is_there = push_alone(memory, parts, header_len, len, batch);
+            if is_there {
+                acks.saw(&batch.get(batch.len() - 1));
+            }
+            is_there
+        }
+    }
+}
+
+/// As [`push`], of a frame that is not too long and stands for itself alone.
+#[inline]
+fn push_alone(
+    memory: &Arc<Memory>,
+    parts: &[Part],
+    header_len: usize,
+    len: usize,
+    batch: &mut Batch,
+) -> bool {
     if let [only] = parts
-        && acks.is_none()
         && !batch.would_leave(len)
         && let Some(piece) = memory.piece(only.at, header_len + len)
     {
@@ -143,11 +164,10 @@ fn push(
     if !gather(memory, parts, 0, &mut header) {
         return batch.push_fault(Fault::Chain);
     }
-    let offload = offload(&header);
-    if let Some(acks) = acks {
-        return push_with_acks(memory, parts, header_len, (len, offload), batch, acks);
-    }
-    push_one(memory, parts, header_len, (len, offload), batch)
+    let rest = |tails: &mut Tails| tails.find(memory, parts, header_len + BEGIN);
+    batch.push_leaving(len, offload(&header), rest, |place| {
+        gather(memory, parts, header_len, place)
+    }) || batch.push_fault(Fault::Chain)
 }
 
 /// As [`push`], of a frame in one piece of memory, all of which is copied.
@@ -170,42 +190,29 @@ fn offload(header: &[u8; SHORT_HEADER]) -> Offload {
     offload
 }
 
-#[inline]
-fn push_one(
-    memory: &Arc<Memory>,
-    parts: &[Part],
-    header_len: usize,
-    (len, offload): (usize, Offload),
-    batch: &mut Batch,
-) -> bool {
-    let rest = |tails: &mut Tails| tails.find(memory, parts, header_len + BEGIN);
-    batch.push_leaving(len, offload, rest, |place| {
-        gather(memory, parts, header_len, place)
-    }) || batch.push_fault(Fault::Chain)
-}
-
-/// Copies a frame out of the guest, after the ACKs that it stands for.
+/// Copies a short frame out of the guest, after the ACKs that it stands for.
 fn push_with_acks(
     memory: &Arc<Memory>,
     parts: &[Part],
     header_len: usize,
-    (len, offload): (usize, Offload),
+    len: usize,
     batch: &mut Batch,
     acks: &mut Expansion,
 ) -> bool {
-    if len > BEGIN {
-        let is_there = push_one(memory, parts, header_len, (len, offload), batch);
-        if is_there {
-            acks.saw(&batch.get(batch.len() - 1));
-        }
-        return is_there;
-    }
     // Once: what is decided by is what leaves.
-    let mut frame = [0; BEGIN];
+    let (mut header, mut frame) = ([0; SHORT_HEADER], [0; BEGIN]);
     let frame = &mut frame[..len];
-    if !gather(memory, parts, header_len, frame) {
+    let piece = match parts {
+        [only] => memory.piece(only.at, header_len + len),
+        _ => None,
+    };
+    if let Some(piece) = piece {
+        piece.read(0, &mut header);
+        piece.read(header_len, frame);
+    } else if !gather(memory, parts, 0, &mut header) || !gather(memory, parts, header_len, frame) {
         return batch.push_fault(Fault::Chain);
     }
+    let offload = offload(&header);
     acks.expand(frame, &offload, batch);
     // If there is no room, it comes in the next turn, and stands for itself alone.
     batch.push(len, offload, |place| {

@@ -1,7 +1,6 @@
 //! What is merged while tags are changed, while settings of the port change, and while the guest says that it
 //! takes it no more.
 
-use super::merged::{cut, segments, segments_from};
 use super::*;
 
 /// What a guest with several rings to receive in was given: the frames of the wire of each flow, by the port

@@ -1,6 +1,5 @@
 //! A flood of what cannot be merged, to a guest for which segments are: they are hardly looked for then.
 
-use super::merged::{cut, segments_from};
 use super::*;
 
 /// Two stations that send to a third, for which segments are merged, a batch at a time.

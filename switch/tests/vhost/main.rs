@@ -15,6 +15,7 @@ mod lying;
 mod memory;
 mod merged;
 mod messages;
+mod segments;
 mod touched;
 mod valid;
 mod waking;
@@ -38,6 +39,7 @@ use vnplug_switch::{Access, Switch, SwitchConfig, Switchboard, VhostConfig};
 use vnplug_testing::{TestDir, eventually, until};
 
 use front::*;
+use segments::*;
 
 /// A switch that is served until this is dropped, and what was captured on it.
 struct Served {

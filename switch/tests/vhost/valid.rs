@@ -6,7 +6,6 @@ use vnplug_frame::Frame;
 use vnplug_path::source::{QueueCounters, Seen, SourceError, Wake};
 use vnplug_switch::Uplink;
 
-use super::merged::{cut, segments};
 use super::*;
 
 /// Frames that arrive together, each with what the kernel says of it.

@@ -1,6 +1,5 @@
 //! Frames for the guest.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -11,6 +10,7 @@ use vnplug_ring::offload::{HEADER, Offload};
 use super::half::Half;
 use super::waiting::{Hopeless, Stuck, Waiting};
 use super::wire::Shared;
+use crate::backlog::Backlog;
 use crate::exits::{Due, Out};
 use crate::link::Given;
 use crate::vhost::acks::Expansion;
@@ -28,8 +28,7 @@ pub(super) struct Outgoing {
     partners: Vec<usize>,
     /// Pairs that the guest's driver uses, if it said so.
     pub(super) pairs: usize,
-    pub(super) waiting: VecDeque<Waiting>,
-    pub(super) waiting_bytes: usize,
+    pub(super) waiting: Backlog<Waiting>,
     /// A merged frame did not fit into the guest's buffers, all of them together.
     pub(super) is_narrow: bool,
     /// Since when the first that waits is longer than all buffers that are there.
@@ -50,8 +49,7 @@ impl Outgoing {
             receiving: Vec::new(),
             partners: Vec::new(),
             pairs: usize::MAX,
-            waiting: VecDeque::new(),
-            waiting_bytes: 0,
+            waiting: Backlog::default(),
             is_narrow: false,
             stuck: None,
             hopeless: None,

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use vnplug_ring::offload::{HEADER, Offload};
 
 use super::outgoing::Outgoing;
+use crate::backlog::fill;
 use crate::exits::Out;
 use crate::vhost::frames::Put;
 
-/// A frame that waits for buffers, with its header before it.
+/// What is noted of a frame that waits for buffers, with its header before it.
 pub(super) struct Waiting {
     receiver: usize,
-    bytes: Box<[u8]>,
     /// As [`Out::merged`].
     merged: Option<u16>,
 }
@@ -98,20 +98,18 @@ impl Outgoing {
 
     /// Gives what waits, as far as there are buffers.
     pub(super) fn flush(&mut self) {
+        let mut waiting = std::mem::take(&mut self.waiting);
         while self.budget > 0
-            && let Some(first) = self.waiting.pop_front()
+            && let Some((bytes, first)) = waiting.first()
         {
-            let (header, frame) = first.bytes.split_at(HEADER);
+            let (header, frame) = bytes.split_at(HEADER);
             let header: &[u8; HEADER] = header.first_chunk().unwrap_or(&[0; HEADER]);
             // Its ring may be gone since.
             let at = match self.receiving.contains(&first.receiver) {
                 true => first.receiver,
                 false => match self.receiving.first() {
                     Some(at) => *at,
-                    None => {
-                        self.waiting.push_front(first);
-                        break;
-                    }
+                    None => break,
                 },
             };
             let out = Out {
@@ -131,23 +129,20 @@ impl Outgoing {
             };
             match put {
                 Some(Put::Done) => self.gave(&out),
-                Some(Put::Full | Put::Short(_)) => {
-                    self.waiting.push_front(first);
-                    break;
-                }
+                Some(Put::Full | Put::Short(_)) => break,
                 // Its buffers make no sense, or its ring.
                 Some(Put::Never) | None => self.lose(1),
             }
-            self.waiting_bytes -= first.bytes.len();
+            waiting.forget(1);
         }
+        self.waiting = waiting;
         self.tell_waits();
     }
 
     /// What waits may be what the guest does not take any more.
     pub(super) fn forget_waiting(&mut self) {
         self.lose(self.waiting.len() as u64);
-        self.waiting.clear();
-        self.waiting_bytes = 0;
+        self.waiting.forget(self.waiting.len());
         self.tell_waits();
     }
 
@@ -166,31 +161,23 @@ impl Outgoing {
     /// Keeps a frame until there are buffers; false if too much waits.
     pub(super) fn keep(&mut self, at: usize, header: &[u8; HEADER], out: &Out<'_>) -> bool {
         let len = HEADER + out.len();
-        if self.waiting.len() >= MAX_FRAMES || self.waiting_bytes + len > MAX_BYTES {
+        if !self.waiting.has_room(len) {
             return false;
         }
-        let mut bytes = Vec::with_capacity(len);
-        for part in [header, out.head, out.body] {
-            bytes.extend_from_slice(part);
-        }
-        if let Some(tail) = out.tail {
-            let begin = bytes.len();
-            bytes.resize(len, 0);
-            tail.read(&mut bytes[begin..]);
-        }
-        self.waiting.push_back(Waiting {
+        let note = Waiting {
             receiver: at,
-            bytes: bytes.into_boxed_slice(),
             merged: out.merged,
+        };
+        self.waiting.keep_as(note, len, |place| {
+            let rest = fill(place, &[header, out.head, out.body]);
+            if let Some(tail) = out.tail {
+                tail.read(rest);
+            }
         });
-        self.waiting_bytes += len;
         self.tell_waits();
         true
     }
 }
 
-/// What waits for a guest at most: frames, and their bytes.
-const MAX_FRAMES: usize = 512;
-const MAX_BYTES: usize = 1 << 20;
 /// How long a frame waits for more buffers than are there while the guest adds none.
 const STUCK: Duration = Duration::from_secs(1);
