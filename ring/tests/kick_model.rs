@@ -117,8 +117,12 @@ struct Host<'a> {
 impl Host<'_> {
     fn turn(&mut self) {
         if !self.is_awake {
-            // As the thread, which looks at what it was kicked for.
+            // As the thread, which looks at what it was kicked for. It hears edges, and what it reads then may be of a later
+            // kick, which tells no more.
             self.is_awake = self.ring.kicks.swap(0, AcqRel) > 0;
+            if self.is_awake {
+                self.ring.kicks.swap(0, AcqRel);
+            }
         }
         if !self.is_awake || self.takes() {
             return;

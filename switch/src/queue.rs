@@ -7,8 +7,7 @@ mod source;
 
 use std::collections::VecDeque;
 
-use rustix::event::Timespec;
-use rustix::event::epoll::{self, Event, EventData, EventFlags};
+use rustix::event::epoll::EventFlags;
 use vnplug_frame::Frame;
 use vnplug_os::datagrams::Rest;
 use vnplug_os::peer_log;
@@ -38,6 +37,8 @@ pub struct Switch {
     lanes: Lanes,
     entrances: Served,
     uplinks: Uplinks,
+    /// One of their queues may have something.
+    uplinks_have: bool,
     /// The entrances are open.
     is_open: bool,
     /// Ports that may have frames.
@@ -46,8 +47,6 @@ pub struct Switch {
     settings: Settings,
     /// Ports to be closed when their last frames are forwarded, and why.
     lost: Vec<(Number, std::io::Error)>,
-    /// Turns since the last look at all of them.
-    unlooked: u32,
     /// What came through links.
     came: Batch,
     /// What came through rings.
@@ -107,41 +106,28 @@ impl Switch {
         }
     }
 
-    /// Finds out which ports have frames or read again.
-    fn look(&mut self) {
-        if !self.ready.is_empty() && self.unlooked < UNLOOKED {
-            self.unlooked += 1;
-            return;
+    /// Something that is watched has news: a port has frames or reads again, or an uplink has.
+    fn hear(&mut self, number: u64, flags: EventFlags) {
+        match number {
+            WAKER => return,
+            UPLINKS => {
+                self.uplinks_have = true;
+                return;
+            }
+            _ => {}
         }
-        self.unlooked = 0;
-        let mut events = [Event {
-            flags: EventFlags::empty(),
-            data: EventData::new_u64(0),
-        }; EVENTS];
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        // The only error that is possible is a signal.
-        let found = epoll::wait(self.exits.epoll(), &mut events, Some(&now)).unwrap_or(0);
-        for event in &events[..found] {
-            let (number, flags) = (event.data.u64(), event.flags);
-            if number == WAKER {
-                continue;
-            }
-            let number = number as Number;
-            if flags.contains(EventFlags::OUT) {
-                self.exits.go_on(number, &mut self.forwarder.counters);
-            }
-            // The other end is gone, if it is not for reading: its next read says so.
-            let has_frames = flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR);
-            if let Some(port) = self.exits.port(number)
-                && has_frames
-                && !port.is_ready
-            {
-                port.is_ready = true;
-                self.ready.push_back(number);
-            }
+        let number = number as Number;
+        if flags.contains(EventFlags::OUT) {
+            self.exits.go_on(number, &mut self.forwarder.counters);
+        }
+        // The other end is gone, if it is not for reading: its next read says so.
+        let has_frames = flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR);
+        if let Some(port) = self.exits.port(number)
+            && has_frames
+            && !port.is_ready
+        {
+            port.is_ready = true;
+            self.ready.push_back(number);
         }
     }
 
@@ -232,7 +218,6 @@ impl Switch {
 impl Switch {
     /// Forwards what came through links.
     fn receive_links(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Received {
-        self.look();
         if self.exits.is_late() {
             let now_us = self.now_us();
             self.exits.arrive(now_us, &mut self.forwarder.counters);
@@ -300,18 +285,15 @@ impl Switch {
     }
 }
 
-/// The event of the thread's own waker; no port has this number.
-const WAKER: u64 = u64::MAX;
+/// The event of who asks for changes, and that of the uplinks; no port has these numbers.
+const WAKER: u64 = 1 << 32;
+const UPLINKS: u64 = WAKER + 1;
 /// Frames that are taken in one turn, of all ports and of one.
 pub(crate) const BATCH: usize = 128;
 pub(crate) const EACH: usize = 64;
 /// Bytes of frames from which on a turn takes no more: they pass while they and what is written of them fit the
 /// processor's own cache, and their senders have their buffers back soon.
 pub(crate) const ENOUGH: usize = 256 << 10;
-/// Events that are looked at in one turn.
-const EVENTS: usize = 64;
-/// Turns without a look at ports that seemed to have nothing.
-pub(crate) const UNLOOKED: u32 = 4;
 /// Bytes of a frame that rings send, on average of a full turn: 1 MiB in all.
 const SENT_EACH: usize = 4096;
 /// Bytes of an Ethernet header.

@@ -25,7 +25,7 @@ use vnplug_frame::{Frame, offload};
 use vnplug_os::datagrams::Rest;
 use vnplug_path::source::af_packet::tells_of_super_frames;
 use vnplug_path::source::{
-    Queue, QueueCounters, Received, Seen, SourceError, Transmit, Transmitter, Wake,
+    Queue, QueueCounters, Received, Seen, SourceError, Transmit, Transmitter,
 };
 use vnplug_ring::offload::{Offload, gso};
 
@@ -226,8 +226,13 @@ impl Uplinks {
         }
     }
 
-    /// What to wait for until a queue may have frames.
-    pub(crate) fn arm(&mut self) -> Wake<'_> {
+    /// Tells that a queue may have frames.
+    pub(crate) fn epoll(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Waits for what may give a queue frames; how long, if there is a limit.
+    pub(crate) fn arm(&mut self) -> Option<Duration> {
         let mut within: Option<Duration> = None;
         for (at, far) in (0..).zip(&self.all) {
             let mut far = locked(far);
@@ -252,14 +257,12 @@ impl Uplinks {
                 }
             }
         }
-        Wake {
-            fds: [Some(self.epoll.as_fd()), None],
-            within,
-        }
+        within
     }
 
-    /// The wait is over: each queue is told what was seen of what it waits for.
-    pub(crate) fn woke(&mut self) {
+    /// The wait is over: each queue is told what was seen of what it waits for, which is nothing unless one [has](Self::epoll)
+    /// something.
+    pub(crate) fn woke(&mut self, have: bool) {
         let mut events = [Event {
             flags: EventFlags::empty(),
             data: EventData::new_u64(0),
@@ -269,7 +272,10 @@ impl Uplinks {
             tv_nsec: 0,
         };
         // The only error that is possible is a signal.
-        let found = epoll::wait(&self.epoll, &mut events, Some(&now)).unwrap_or(0);
+        let found = match have {
+            true => epoll::wait(&self.epoll, &mut events, Some(&now)).unwrap_or(0),
+            false => 0,
+        };
         for (at, far) in (0..).zip(&self.all) {
             let mut far = locked(far);
             if far.queues.is_empty() {

@@ -1,5 +1,6 @@
 //! One queue with its ports and its senders, as its thread sees them.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -15,7 +16,8 @@ use crate::batch::Handle;
 use crate::fanout::Fanout;
 use crate::port::{Port, PortCounters};
 use crate::source::transmit::NoWay;
-use crate::source::{Queue, Received, Seen, SourceError, Wake, wait};
+use crate::source::wake::{NOTHING, Seen, Wake, wait};
+use crate::source::{Queue, Received, SourceError};
 use vnplug_frame::Frame;
 
 pub(super) struct Input {
@@ -29,6 +31,11 @@ pub(super) struct Input {
     pulse: Arc<Pulse>,
     /// Turns begun.
     turns: u64,
+    /// Those of them since the last look where the queue learns what it has, and how many may be.
+    unlooked: u32,
+    may_be_unlooked: u32,
+    /// Several frames came in the last turn.
+    is_fast: bool,
     /// What the pulse shows.
     shown: &'static str,
     /// When the thread's clock began.
@@ -56,6 +63,8 @@ pub(super) enum Turn {
 
 /// A queue that panics so often, though it is over, is closed.
 const MAX_PANICS: u32 = 64;
+/// Turns for each look at what a queue watches: while frames come, and when there are none.
+const UNLOOKED: [u32; 2] = [5, 2];
 
 /// A sender that is to go.
 struct Leaving {
@@ -82,6 +91,9 @@ impl Over {
 
 impl Input {
     /// Serves a queue from its next turn on, and obeys what comes through `inbox`.
+    ///
+    /// # Errors
+    /// The system's, if what wakes the thread cannot be watched with what the queue has.
     pub(super) fn new(
         queue: Box<dyn Queue>,
         options: WorkerOptions,
@@ -89,15 +101,22 @@ impl Input {
         inbox: Receiver<Command>,
         line: &Line,
         alive: Sender<()>,
-    ) -> Self {
+    ) -> io::Result<Self> {
         let (bell, pulse) = Bell::of(line);
-        Self {
+        let mut senders = Senders::default();
+        if let Some(epoll) = queue.epoll() {
+            senders.join(epoll, bell.waker.as_fd())?;
+        }
+        Ok(Self {
             turns: 0,
+            unlooked: 0,
+            may_be_unlooked: 0,
+            is_fast: false,
             shown: pulse.state(),
             pulse,
             queue,
             fanout: Fanout::new(options.source, options.queue),
-            senders: Senders::default(),
+            senders,
             leaving: Vec::new(),
             inbox,
             bell,
@@ -106,7 +125,7 @@ impl Input {
             panics: 0,
             options,
             _alive: alive,
-        }
+        })
     }
 
     /// One turn: what was asked, what is to be sent, and a batch of what has come. `now_us` is the
@@ -118,6 +137,9 @@ impl Input {
             return Turn::Stop;
         }
         self.show();
+        if self.senders.are_of_queue() {
+            self.look_if_due();
+        }
         let sending = self.send(*now_us);
         if self.is_idle() {
             *now_us = self.now_us();
@@ -141,11 +163,18 @@ impl Input {
         if self.fanout.due_us().is_some_and(|due| due <= *now_us) {
             self.fanout.tick(*now_us);
         }
+        let was_fast = self.note(&received);
         match received {
             Ok(Received::Frames(_)) => return Turn::Busy,
             Ok(Received::Passed { frames, bytes }) => {
                 self.fanout.pass(frames, bytes);
                 return Turn::Busy;
+            }
+            // More may be there by now, and who is asked to kick before a sleep has to. NB: behind a single frame the
+            // sleep alone looks.
+            Ok(Received::Nothing) if was_fast && self.unlooked > 1 && !self.senders.is_empty() => {
+                self.hear(Some(Duration::ZERO));
+                return Turn::Dry;
             }
             Ok(Received::Nothing) if sending || self.options.busy => return Turn::Dry,
             Ok(Received::Nothing) => return Turn::Rest,
@@ -166,6 +195,19 @@ impl Input {
         ready
     }
 
+    /// Sleeps where the queue learns what it has: then one call of the system says who ended the sleep. False if it learns it
+    /// otherwise.
+    pub(super) fn sleep(&mut self, now_us: u64) -> bool {
+        if !self.senders.are_of_queue() {
+            return false;
+        }
+        let (_, wake) = self.doze(now_us);
+        let within = wake.within;
+        self.hear(within);
+        self.woke(NOTHING);
+        true
+    }
+
     /// The thread goes to sleep: what to wait for, and the descriptor that ends the wait in any case.
     pub(super) fn doze(&mut self, now_us: u64) -> (BorrowedFd<'_>, Wake<'_>) {
         self.pulse.sleep(self.turns);
@@ -182,21 +224,60 @@ impl Input {
 
     /// The sleep is over, and this was seen.
     pub(super) fn rouse(&mut self, seen: Seen) {
+        self.hear(Some(Duration::ZERO));
+        self.woke(seen);
+    }
+
+    fn woke(&mut self, seen: Seen) {
         if !self.is_idle() {
             self.queue.woke(seen);
         }
-        let liar = self.senders.hush();
-        self.quarantine(liar);
+    }
+
+    /// Looks who kicked, and what the queue has; or waits for that so long.
+    fn hear(&mut self, within: Option<Duration>) {
+        (self.unlooked, self.may_be_unlooked) = (0, UNLOOKED[1]);
+        let queue = &mut self.queue;
+        let found = &mut |number, flags| queue.found(number, flags);
+        let liars = self.senders.hear(within, found);
+        self.quarantine(liars);
+    }
+
+    /// Notes how many frames came at once: how soon it is to be looked for more. Whether several did in the turn before.
+    #[inline]
+    fn note(&mut self, received: &Result<Received, SourceError>) -> bool {
+        let frames = match received {
+            Ok(Received::Frames(frames)) => *frames as u64,
+            Ok(Received::Passed { frames, .. }) => *frames,
+            _ => 0,
+        };
+        self.may_be_unlooked = UNLOOKED[usize::from(frames == 0)];
+        std::mem::replace(&mut self.is_fast, frames > 1)
+    }
+
+    /// Looks there if that was not done for some turns.
+    #[inline]
+    fn look_if_due(&mut self) {
+        if self.unlooked >= self.may_be_unlooked {
+            self.hear(Some(Duration::ZERO));
+        }
+        self.unlooked += 1;
     }
 
     /// Makes the queue look at its interface, without a sleep. NB: a queue learns only when it is
     /// woken that the interface has gone or is back. A sender that never rests must not prevent
     /// that.
     pub(super) fn look(&mut self) {
-        if !self.is_idle() {
-            let waker = self.bell.waker.as_fd();
-            wait(&mut *self.queue, waker, Some(Duration::ZERO));
+        if self.is_idle() {
+            return;
         }
+        if self.senders.are_of_queue() {
+            // What it watches of an interface it asks for anew each time.
+            let _ = self.queue.arm();
+            return self.rouse(NOTHING);
+        }
+        let waker = self.bell.waker.as_fd();
+        wait(&mut *self.queue, waker, Some(Duration::ZERO));
     }
 
     /// Whether nothing is received now.
@@ -238,8 +319,8 @@ impl Input {
         if self.senders.is_empty() {
             return false;
         }
-        let liar = self.senders.listen(now_us);
-        self.quarantine(liar);
+        let liars = self.senders.listen(now_us);
+        self.quarantine(liars);
         let fanout = &mut self.fanout;
         // A panic of the fanout is the source's fault; caught where frames are sent, it would count
         // as the sender's.
@@ -278,8 +359,8 @@ impl Input {
     }
 
     /// A port that lies in one ring is not served in the other.
-    fn quarantine(&mut self, liar: Option<(u32, String)>) {
-        if let Some((id, why)) = liar {
+    fn quarantine(&mut self, liars: impl IntoIterator<Item = (u32, String)>) {
+        for (id, why) in liars {
             self.fanout.quarantine(id, why);
         }
     }
@@ -397,6 +478,7 @@ impl Input {
         if matches!(over, Over::Failed(_)) {
             self.senders.finish(over.life());
         }
+        self.senders.part(self.bell.waker.as_fd());
         self.over = Some(over);
     }
 

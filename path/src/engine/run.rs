@@ -92,6 +92,12 @@ impl Engine {
     /// Sleeps until there is something to do for a queue; false if that was known before, and no queue
     /// was told what its descriptors say.
     fn sleep(&mut self, now_us: u64) -> bool {
+        if let [only] = &mut *self.inputs {
+            self.current = 0;
+            if only.sleep(now_us) {
+                return true;
+            }
+        }
         let mut sleep = Sleep::default();
         for (at, input) in self.inputs.iter_mut().enumerate() {
             self.current = at;

@@ -12,6 +12,7 @@ use vnplug_ring::layout::{Life, RECORD_HEADER};
 use vnplug_ring::offload::Offload;
 use vnplug_ring::{Intake, Region, SenderLied};
 
+use super::senders::kicks::Kick;
 use super::terms::{Refused, Terms};
 use crate::batch::Handle;
 use crate::bucket::Bucket;
@@ -33,9 +34,8 @@ pub struct Sender {
     pub member: u16,
     /// What became of its frames.
     pub counters: SendCounters,
-    /// Our end of the socket pair by which a process kicks us. Reading never blocks and takes no
-    /// descriptors, and another thread closes it (R7, R8).
-    pub(crate) kick: Option<PeerFd>,
+    /// How a process kicks us.
+    pub(super) kick: Option<Kick>,
     intake: Intake,
     /// Whether a process freed pages of it, and the bytes read when that was looked at.
     holes: Option<Holes>,
@@ -200,7 +200,7 @@ impl Sender {
             },
             member: 0,
             counters: SendCounters::default(),
-            kick,
+            kick: kick.map(Kick::new),
             intake,
             holes,
             looked: 0,

@@ -2,24 +2,24 @@
 //!
 //! While the thread runs it looks at each ring that is **awake** once per turn (one load). Before it sleeps it
 //! arms those, and a sender that finds its ring armed kicks: a process by its socket, whose other end is in
-//! the epoll instance that the thread then sleeps on; a VM by a message that the control thread
-//! relays as a command. The handshake that loses no kick is that of `ring/src/wake.rs`.
+//! the epoll instance that the thread then sleeps on, which is the queue's if it has one; a VM by a message that the control
+//! thread relays as a command. The handshake that loses no kick is that of `ring/src/wake.rs`.
 //!
 //! A ring in which nothing was found [`PATIENCE`](super::sender::PATIENCE) times is armed at once and not looked at any more until it
 //! kicks: it is **asleep**. So ten thousand of which one sends cost what that one costs ([`News`]). While the
-//! thread has other work it looks for kicks now and then ([`LOOK_US`]); that is how late a ring that slept is
-//! served at most, beyond its turn.
+//! thread has other work it looks for kicks now and then ([`LOOK_US`], or with the queue's descriptors); that is how late a
+//! ring that slept is served at most, beyond its turn.
 //!
 //! Here is who they are; `turns.rs` has whose turn it is and how much each may take, `kicks.rs` how the thread sleeps and
 //! is woken.
 
-mod kicks;
+pub(super) mod kicks;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod turns;
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use vnplug_os::peer_log;
@@ -49,8 +49,10 @@ pub(super) struct Senders {
     quantum: u64,
     /// Those that sent something since all had their turn.
     active: u64,
-    /// The thread's own waker and every kick; made with the first kick.
-    epoll: Option<OwnedFd>,
+    /// Watches the thread's own waker and every kick: the queue's, or made with the first kick.
+    epoll: Option<Arc<OwnedFd>>,
+    /// It is the queue's.
+    is_of_queue: bool,
     /// The counters of senders that are gone.
     departed: SendCounters,
 }
@@ -77,6 +79,7 @@ impl Default for Senders {
             quantum: turns::LEAST_QUANTUM,
             active: 0,
             epoll: None,
+            is_of_queue: false,
             departed: SendCounters::default(),
         }
     }
@@ -90,12 +93,7 @@ impl Senders {
     /// Adds a sender; `waker` is what the thread sleeps on otherwise.
     pub(super) fn attach(&mut self, mut sender: Sender, waker: BorrowedFd<'_>) {
         let at = self.free.pop().unwrap_or(self.all.len());
-        if let Some(kick) = &sender.kick
-            && let Err(error) = kicks::watch(&mut self.epoll, waker, kick.as_fd(), at)
-        {
-            log::error!(target: "port", "port {}: its kicks cannot be heard: {error}", sender.id);
-            sender.finish(Life::Failed);
-        }
+        kicks::watch(&mut self.epoll, waker, &mut sender, at);
         self.places.insert(sender.id, at);
         self.awake.set(at);
         match self.all.get_mut(at) {
@@ -143,8 +141,8 @@ impl Senders {
         }
         self.departed.add(&sender.counters);
         sender.finish(life);
-        self.unwatch(&sender);
-        if self.is_empty() {
+        kicks::unwatch(&self.epoll, &sender);
+        if self.is_empty() && !self.is_of_queue {
             self.epoll = None;
         }
         Some(sender)

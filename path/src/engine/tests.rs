@@ -5,16 +5,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, OwnedFd};
-use vnplug_ring::layout::{Geometry, ring_size};
-use vnplug_ring::{Consumer, Producer, Region};
+use vnplug_ring::layout::{Geometry, Meta, ring_size};
+use vnplug_ring::{Bell, Consumer, Producer, Region};
 
+use super::senders::tests::sleep::kicking;
 use super::*;
 use crate::port::doorbell::Doorbell;
 use crate::source::{Queue, Received, Seen, SourceError, Wake};
 use vnplug_frame::Frame;
-use vnplug_testing::eventually;
+use vnplug_testing::{PATIENCE, eventually};
 
 /// An interface that was deleted, which its queue sees after a wait alone.
 struct Deleted(Arc<AtomicBool>);
@@ -117,6 +119,212 @@ fn port(id: u32) -> (Box<Port>, Consumer) {
     let producer = Producer::create(region.clone(), geometry).unwrap();
     let port = Port::new(id, producer, Doorbell::Silent);
     (Box::new(port), Consumer::attach(region).unwrap())
+}
+
+/// A queue that learns by an epoll instance when its bell is rung, has a frame for that, and fails when told so.
+struct Watching {
+    epoll: Arc<OwnedFd>,
+    bell: Arc<OwnedFd>,
+    has: bool,
+    fails: Arc<AtomicBool>,
+    asked: Arc<AtomicU64>,
+}
+
+/// What a test has of one.
+struct Watched {
+    bell: Arc<OwnedFd>,
+    fails: Arc<AtomicBool>,
+    asked: Arc<AtomicU64>,
+}
+
+impl Watching {
+    fn new() -> (Self, Watched) {
+        let flags = EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+        let bell = Arc::new(eventfd(0, flags).unwrap());
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        epoll::add(
+            &epoll,
+            &bell,
+            epoll::EventData::new_u64(NUMBER),
+            EventFlags::IN,
+        )
+        .unwrap();
+        let (fails, asked) = (Arc::default(), Arc::default());
+        let watched = Watched {
+            bell: Arc::clone(&bell),
+            fails: Arc::clone(&fails),
+            asked: Arc::clone(&asked),
+        };
+        let epoll = Arc::new(epoll);
+        let queue = Self {
+            epoll,
+            bell,
+            has: false,
+            fails,
+            asked,
+        };
+        (queue, watched)
+    }
+}
+
+impl Queue for Watching {
+    fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        assert!(!self.fails.load(Ordering::Relaxed), "on purpose");
+        if !std::mem::take(&mut self.has) {
+            return Ok(Received::Nothing);
+        }
+        rustix::io::read(&self.bell, &mut [0; 8]).unwrap();
+        sink(&[Frame {
+            bytes: &[7; 60],
+            wire_len: 60,
+            ts_ns: 1,
+            ..Frame::default()
+        }]);
+        Ok(Received::Frames(1))
+    }
+
+    fn arm(&mut self) -> Wake<'_> {
+        Wake::default()
+    }
+
+    fn woke(&mut self, _: Seen) {}
+
+    fn epoll(&self) -> Option<Arc<OwnedFd>> {
+        Some(Arc::clone(&self.epoll))
+    }
+
+    fn found(&mut self, number: u64, flags: EventFlags) {
+        assert_eq!((number, flags), (NUMBER, EventFlags::IN));
+        self.has = true;
+    }
+
+    fn counters(&mut self) -> QueueCounters {
+        QueueCounters::default()
+    }
+
+    fn state(&self) -> &'static str {
+        "up"
+    }
+}
+
+const NUMBER: u64 = 5;
+
+impl Watched {
+    fn ring(&self) {
+        vnplug_os::event::ring(&self.bell);
+    }
+
+    /// How often its queue was asked for frames.
+    fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// That nobody asks while nothing happens.
+    fn rests(&self) {
+        let before = self.asked();
+        std::thread::sleep(Duration::from_millis(50));
+        let asked = self.asked() - before;
+        assert!(asked <= 2, "it never sleeps: asked {asked} times");
+    }
+}
+
+#[test]
+fn a_thread_sleeps_where_its_queue_learns_what_it_has_and_so_do_two_queues_of_one() {
+    for count in [1, 2] {
+        let (queues, watched): (Vec<_>, Vec<_>) = (0..count).map(|_| Watching::new()).unzip();
+        let queues = queues.into_iter().map(|queue| {
+            let queue: Box<dyn Queue> = Box::new(queue);
+            (queue, WorkerOptions::default())
+        });
+        let workers = start(queues.collect(), ThreadOptions::default()).unwrap();
+        let mut consumers = Vec::new();
+        for worker in &workers {
+            let (port, consumer) = port(1);
+            consumers.push(consumer);
+            worker.send(Command::Attach(port, Vec::new()));
+        }
+        let taken = |consumer: &mut Consumer| {
+            let taken = consumer.next().unwrap().is_some();
+            consumer.release();
+            taken
+        };
+        for (watched, consumer) in watched.iter().zip(&mut consumers) {
+            watched.rests();
+            let before = watched.asked();
+            for _ in 0..100 {
+                watched.ring();
+                eventually("the frame is there", || taken(consumer));
+            }
+            watched.rests();
+            // A turn for each, and one that finds nothing more.
+            let asked = watched.asked() - before;
+            assert!(asked <= 210, "asked {asked} times");
+            // Several at once are taken, too.
+            (0..20).for_each(|_| watched.ring());
+            let mut came = 0;
+            eventually("all are there", || {
+                came += usize::from(taken(consumer));
+                came == 20
+            });
+        }
+        // One that has failed is not slept on, whatever it watches, and answers.
+        watched[0].fails.store(true, Ordering::Relaxed);
+        watched[0].ring();
+        eventually("its reader is told", || consumers[0].life() == Life::Failed);
+        let turns = workers[0].pulse().turns();
+        std::thread::sleep(Duration::from_millis(50));
+        let turned = workers[0].pulse().turns() - turns;
+        assert!(turned <= 4, "it never sleeps: {turned}");
+        let (reply, answer) = channel();
+        workers[0].send(Command::Snapshot(Asked::All, reply));
+        assert_eq!(answer.recv_timeout(PATIENCE).unwrap().state, "failed");
+        if let (Some(watched), Some(consumer)) = (watched.get(1), consumers.get_mut(1)) {
+            watched.ring();
+            eventually("the other goes on", || taken(consumer));
+        }
+    }
+}
+
+#[test]
+fn a_kick_ends_the_sleep_where_the_queue_learns_what_it_has_and_a_queue_that_is_busy_keeps_nobody()
+{
+    let (queue, watched) = Watching::new();
+    let worker = Worker::start(Box::new(queue), WorkerOptions::default()).unwrap();
+    let (port, mut consumer) = port(1);
+    worker.send(Command::Attach(port, Vec::new()));
+    // So many that those which have nothing to send are not looked at.
+    let mut rings: Vec<_> = (0..40).map(kicking).collect();
+    let mut senders = Vec::new();
+    for (sender, producer, kick) in rings.drain(..) {
+        worker.send(Command::AttachSender(Box::new(sender)));
+        senders.push((producer, kick));
+    }
+    let over = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        for is_busy in [false, true] {
+            if is_busy {
+                threads.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        watched.ring();
+                        std::thread::yield_now();
+                    }
+                });
+            }
+            for number in 0..400 {
+                let (producer, kick) = &mut senders[number % 40];
+                assert_eq!(producer.push(&Meta::default(), &[7; 60]), Ok(true));
+                producer.publish();
+                if producer.bell(0) == Bell::Ring {
+                    std::io::Write::write_all(kick, &[1]).unwrap();
+                }
+                eventually("it is sent", || producer.used() == 0);
+                while consumer.next().unwrap().is_some() {}
+                consumer.release();
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
 }
 
 /// A queue that has one frame for each time its descriptor was rung, and fails when told so.

@@ -92,7 +92,7 @@ pub fn start(
             waker,
             pulse: Arc::new(Pulse::new(&options.name, state)),
         };
-        let input = Input::new(queue, options, started, inbox, &line, alive);
+        let input = Input::new(queue, options, started, inbox, &line, alive)?;
         inputs.push(input);
         workers.push(Worker {
             line,

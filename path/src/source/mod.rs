@@ -17,6 +17,11 @@ pub mod wake;
 
 mod echo;
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::event::epoll::EventFlags;
+
 use early::EarlyDrop;
 pub use lent::Lent;
 pub use transmit::{Echoes, Flushed, Latency, Transmit, Transmitter};
@@ -72,6 +77,17 @@ pub trait Queue: Send {
     /// happened to its interface.
     fn woke(&mut self, seen: Seen);
 
+    /// The epoll instance by which it learns which of its many descriptors have something, if it has one. Its thread adds
+    /// there what else wakes the thread, with numbers that have the [highest bit](OF_THREAD), and no number of the queue's
+    /// has it. The thread looks there, and sleeps there; the queue itself does not look, and [arms](Self::arm) no descriptors.
+    /// Such a queue does not wait for its first port.
+    fn epoll(&self) -> Option<Arc<OwnedFd>> {
+        None
+    }
+
+    /// What it watches by this number has something.
+    fn found(&mut self, _number: u64, _flags: EventFlags) {}
+
     /// What the kernel (or file, or generator) counted so far, accumulated.
     fn counters(&mut self) -> QueueCounters;
 
@@ -114,6 +130,9 @@ pub trait Queue: Send {
         None
     }
 }
+
+/// What a thread itself watches in the [epoll instance of its queue](Queue::epoll) has this bit in its number.
+pub const OF_THREAD: u64 = 1 << 63;
 
 /// Counters below the daemon's own `read`: `seen == read + dropped + early + program + waiting` (point K).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

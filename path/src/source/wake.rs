@@ -3,11 +3,16 @@
 //! A queue never blocks. It says what it waits for ([`Wake`]); the thread sleeps on what all its
 //! queues wait for together ([`Sleep`]), and tells each what was seen. So one thread can serve
 //! several queues, and what it waits for besides is its own business.
+//!
+//! A queue of many descriptors has them in an epoll instance ([`Queue::epoll`]). Its thread sleeps in that
+//! ([`look`]), so that one system call ends the sleep and says which of them ended it.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use rustix::event::epoll::{self, Event, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use smallvec::SmallVec;
 
 use super::Queue;
@@ -33,7 +38,8 @@ impl Wake<'_> {
 /// What `poll(2)` said of a [`Wake`]'s descriptors.
 pub type Seen = [PollFlags; 2];
 
-const NOTHING: Seen = [PollFlags::empty(); 2];
+/// Nothing was.
+pub(crate) const NOTHING: Seen = [PollFlags::empty(); 2];
 
 /// A sleep on what several queues wait for.
 #[derive(Default)]
@@ -74,13 +80,8 @@ impl<'a> Sleep<'a> {
     /// order in which the queues were added.
     pub fn sleep(mut self) -> smallvec::IntoIter<[Seen; USUAL]> {
         if !self.is_over {
-            let limit = self.within.unwrap_or(LONGEST).min(LONGEST);
-            let timeout = Timespec {
-                tv_sec: limit.as_secs() as i64,
-                tv_nsec: i64::from(limit.subsec_nanos()),
-            };
             // An error (a signal) is an early return: the flags stay empty.
-            let _ = poll(&mut self.fds, Some(&timeout));
+            let _ = poll(&mut self.fds, Some(&timeout(self.within)));
         }
         let seen = self.fds.chunks_exact(3).map(|fds| match fds {
             [_, first, second] => [first.revents(), second.revents()],
@@ -93,15 +94,68 @@ impl<'a> Sleep<'a> {
 /// Sleeps until frames may be there, `waker` is readable or `timeout` has passed: what a thread does
 /// that serves this queue alone.
 pub fn wait(queue: &mut dyn Queue, waker: BorrowedFd<'_>, timeout: Option<Duration>) {
+    let epoll = queue.epoll();
+    let mut wake = queue.arm();
+    if let Some(epoll) = &epoll {
+        wake.fds[0] = Some(epoll.as_fd());
+    }
     let mut sleep = Sleep::default();
-    sleep.add(waker, queue.arm());
+    sleep.add(waker, wake);
     sleep.limit(timeout);
     let seen = sleep.sleep().next();
+    if let Some(epoll) = &epoll {
+        look(epoll, Some(Duration::ZERO), |number, flags| {
+            queue.found(number, flags);
+        });
+    }
     queue.woke(seen.unwrap_or(NOTHING));
+}
+
+/// Sleeps, to the nanosecond, until something that an epoll instance watches has something, or the time is over, and says
+/// what has: with which number it is watched, and how it is. Returns early on a signal, and after an hour.
+pub(crate) fn look(
+    epoll: impl AsFd,
+    within: Option<Duration>,
+    mut found: impl FnMut(u64, EventFlags),
+) {
+    let mut events = [Event {
+        flags: EventFlags::empty(),
+        data: epoll::EventData::new_u64(0),
+    }; EVENTS];
+    let limit = timeout(within);
+    let count = match epoll::wait(&epoll, &mut events, Some(&limit)) {
+        Ok(count) => count,
+        Err(Errno::INTR) => 0,
+        Err(_) => look_in_two(epoll, &mut events, &limit),
+    };
+    for event in &events[..count] {
+        found(event.data.u64(), event.flags);
+    }
+}
+
+/// The same in two calls. Linux before 5.11 sleeps in epoll for whole milliseconds only, and sandboxes may not know the
+/// later call.
+#[cold]
+fn look_in_two(epoll: impl AsFd, events: &mut [Event], limit: &Timespec) -> usize {
+    let mut fd = [PollFd::new(&epoll, PollFlags::IN)];
+    // The only error that is possible is a signal.
+    let _ = poll(&mut fd, Some(limit));
+    epoll::wait(&epoll, events, Some(&Timespec::default())).unwrap_or(0)
+}
+
+/// What the system is given of a limit.
+fn timeout(within: Option<Duration>) -> Timespec {
+    let limit = within.unwrap_or(LONGEST).min(LONGEST);
+    Timespec {
+        tv_sec: limit.as_secs() as i64,
+        tv_nsec: i64::from(limit.subsec_nanos()),
+    }
 }
 
 /// Queues of a thread for which nothing is allocated.
 const USUAL: usize = 8;
+/// Events that are looked at together. The kernel has all that stay in turns.
+const EVENTS: usize = 64;
 const LONGEST: Duration = Duration::from_secs(3600);
 
 #[cfg(test)]
@@ -127,6 +181,35 @@ mod tests {
         let seen: Vec<Seen> = sleep.sleep().collect();
         let nothing = PollFlags::empty();
         assert_eq!(seen, [[nothing; 2], [nothing, PollFlags::IN]]);
+    }
+
+    #[test]
+    fn who_looks_learns_what_there_is_by_one_call_and_by_two() {
+        let event = |count| eventfd(count, EventfdFlags::empty()).unwrap();
+        let (silent, rung) = (event(0), event(1));
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        for (fd, number) in [(&silent, 7), (&rung, 8)] {
+            let data = epoll::EventData::new_u64(number);
+            epoll::add(&epoll, fd, data, EventFlags::IN).unwrap();
+        }
+        let mut all = Vec::new();
+        look(&epoll, None, |number, flags| all.push((number, flags)));
+        assert_eq!(all, [(8, EventFlags::IN)]);
+        let mut events = [Event {
+            flags: EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        }; 2];
+        assert_eq!(look_in_two(&epoll, &mut events, &timeout(None)), 1);
+        assert_eq!({ events[0].data }.u64(), 8);
+        // Less than a millisecond is no whole one, and not none.
+        rustix::io::read(&rung, &mut [0; 8]).unwrap();
+        let limit = Duration::from_micros(500);
+        let begun = Instant::now();
+        look(&epoll, Some(limit), |number, _| {
+            panic!("{number} has nothing")
+        });
+        assert_eq!(look_in_two(&epoll, &mut events, &timeout(Some(limit))), 0);
+        assert!(begun.elapsed() >= 2 * limit);
     }
 
     #[test]

@@ -40,7 +40,7 @@ use crate::vhost::Guest;
 /// The ports of a switch.
 pub(crate) struct Exits {
     /// Watches the links.
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     ports: Vec<Option<Port>>,
     /// Those that are read by themselves, each as often as it is.
     read: Vec<Number>,
@@ -62,7 +62,7 @@ impl Exits {
     /// Without ports; `epoll` will watch their links.
     pub(crate) fn new(epoll: OwnedFd) -> Self {
         Self {
-            epoll,
+            epoll: Arc::new(epoll),
             ports: Vec::new(),
             read: Vec::new(),
             touched: Vec::new(),
@@ -75,7 +75,7 @@ impl Exits {
     }
 
     /// Tells which links have frames or are written to again, each by its port's number.
-    pub(crate) fn epoll(&self) -> &OwnedFd {
+    pub(crate) fn epoll(&self) -> &Arc<OwnedFd> {
         &self.epoll
     }
 
@@ -102,7 +102,7 @@ impl Exits {
     ) -> std::io::Result<()> {
         self.remove(number);
         let data = EventData::new_u64(u64::from(number));
-        if let Err(error) = epoll::add(&self.epoll, &link, data, EventFlags::IN) {
+        if let Err(error) = epoll::add(&*self.epoll, &link, data, EventFlags::IN) {
             losses.tell(number);
             return Err(error.into());
         }
@@ -198,7 +198,7 @@ impl Exits {
         self.emulation.remove(number);
         if let Some(link) = port.link {
             // NB: before it is closed, which happens aside.
-            let _ = epoll::delete(&self.epoll, &link);
+            let _ = epoll::delete(&*self.epoll, &link);
         }
         port.losses
     }

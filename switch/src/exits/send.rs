@@ -145,7 +145,7 @@ impl Exits {
             flags.set(EventFlags::OUT, port.is_watched);
             let data = EventData::new_u64(u64::from(number));
             // It is in there, so the only error is a lack of memory: then it waits for the next frame.
-            let _ = epoll::modify(&self.epoll, link, data, flags);
+            let _ = epoll::modify(&*self.epoll, link, data, flags);
         }
     }
 }

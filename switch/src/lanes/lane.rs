@@ -19,7 +19,7 @@ use crate::control::{Change, Line};
 use crate::exits::Wholes;
 use crate::forward::{GROUP, HEADER, Number};
 use crate::porter::{Shift, wait};
-use crate::queue::{BATCH, EACH, ENOUGH, UNLOOKED};
+use crate::queue::{BATCH, EACH, ENOUGH};
 use crate::table::{Key, Seen};
 use crate::vhost::{Guest, Passage};
 
@@ -305,5 +305,7 @@ fn find(world: &World, from: Number, addresses: &[u8; 12], now_s: u32) -> Option
 
 /// The event of the lane's own waker; no port has this number.
 const WAKER: u64 = u64::MAX;
+/// Turns of all that have frames without a look at others.
+const UNLOOKED: u32 = 4;
 /// Nobody waits for ever.
 const LONG: Duration = Duration::from_secs(3600);

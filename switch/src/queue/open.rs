@@ -1,13 +1,14 @@
 //! Making a switch: its entrances, and the uplinks, which are its first ports.
 
 use std::collections::VecDeque;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use vnplug_frame::MAX_BATCH;
 use vnplug_path::source::{Queue, QueueCounters, SourceError};
 
-use super::{BATCH, ENOUGH, SENT_EACH, Switch, WAKER};
+use super::{BATCH, ENOUGH, SENT_EACH, Switch, UPLINKS, WAKER};
 use crate::batch::Batch;
 use crate::board::Switchboard;
 use crate::clock::Clock;
@@ -53,9 +54,11 @@ impl Switch {
         let (line, inlet) = control::line().map_err(failed("no descriptors"))?;
         let epoll = epoll::create(CreateFlags::CLOEXEC);
         let epoll = epoll.map_err(|error| failed("no descriptors")(error.into()))?;
-        let waker = EventData::new_u64(WAKER);
-        let watched = epoll::add(&epoll, &inlet.waker, waker, EventFlags::IN);
-        watched.map_err(|error| failed("no descriptors")(error.into()))?;
+        let far = Uplinks::new(&name).map_err(failed("no descriptors"))?;
+        for (fd, number) in [(inlet.waker.as_fd(), WAKER), (far.epoll(), UPLINKS)] {
+            let watched = epoll::add(&epoll, fd, EventData::new_u64(number), EventFlags::IN);
+            watched.map_err(|error| failed("no descriptors")(error.into()))?;
+        }
         let settings = config.settings.clone();
         let roster = Roster::new(config.ports, settings.clone());
         let board = Switchboard {
@@ -78,7 +81,8 @@ impl Switch {
         let (line, view) = (board.line.clone(), forwarder.table.view());
         let lanes = Lanes::new(config.lanes, config.longest, line, view, clock);
         let mut switch = Self {
-            uplinks: Uplinks::new(&name).map_err(failed("no descriptors"))?,
+            uplinks: far,
+            uplinks_have: false,
             name: name.clone(),
             forwarder,
             exits: Exits::new(epoll),
@@ -89,7 +93,6 @@ impl Switch {
             ready: VecDeque::new(),
             settings: Settings::default(),
             lost: Vec::new(),
-            unlooked: 0,
             came: Batch::new(BATCH, config.longest).until(ENOUGH),
             sent: Batch::new(MAX_BATCH, SENT_EACH.max(config.longest)),
             taken: Vec::new(),

@@ -1,10 +1,12 @@
 //! The switch as the path's queue: its turns, when to wake it, and what rings send.
 
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use rustix::event::epoll::EventFlags;
 use vnplug_frame::{Frame, offload};
 use vnplug_path::source::{
     Flushed, Queue, QueueCounters, Received, Seen, SourceError, Transmit, Transmitter, Wake,
@@ -60,26 +62,31 @@ impl Queue for Switch {
         let arrives = due.into_iter().flatten().min();
         let arrives =
             arrives.map(|at_us| Duration::from_micros(at_us.saturating_sub(self.now_us())));
-        let links = Some(self.exits.epoll().as_fd());
-        if self.uplinks.is_empty() {
-            return Wake {
-                fds: [links, None],
-                within: arrives,
-            };
-        }
-        let uplinks = self.uplinks.arm();
-        let looks = self.twin.is_some().then_some(LOOK);
-        let within = [arrives, uplinks.within, looks];
+        let uplinks = match self.uplinks.is_empty() {
+            true => None,
+            false => self.uplinks.arm(),
+        };
+        let looks = (self.twin.is_some() && !self.uplinks.is_empty()).then_some(LOOK);
+        let within = [arrives, uplinks, looks];
         Wake {
-            fds: [links, uplinks.fds[0]],
+            fds: [None, None],
             within: within.into_iter().flatten().min(),
         }
     }
 
     fn woke(&mut self, _: Seen) {
-        if !self.uplinks.is_empty() {
-            self.uplinks.woke();
+        let have = std::mem::take(&mut self.uplinks_have);
+        if have || !self.uplinks.is_empty() {
+            self.uplinks.woke(have);
         }
+    }
+
+    fn epoll(&self) -> Option<Arc<OwnedFd>> {
+        Some(Arc::clone(self.exits.epoll()))
+    }
+
+    fn found(&mut self, number: u64, flags: EventFlags) {
+        self.hear(number, flags);
     }
 
     fn counters(&mut self) -> QueueCounters {

@@ -1,3 +1,4 @@
+use vnplug_path::source::Wake;
 use vnplug_ring::offload::flags;
 
 use super::*;
@@ -104,7 +105,7 @@ fn a_queue_that_fails_is_opened_again_and_its_frames_are_accounted_for() {
     uplinks.add(uplink, 1).unwrap();
     let again = |uplinks: &mut Uplinks| {
         locked(&uplinks.all[0]).again = Instant::now();
-        uplinks.woke();
+        uplinks.woke(false);
     };
     let up = |uplinks: &mut Uplinks| {
         uplinks.count();
@@ -118,7 +119,7 @@ fn a_queue_that_fails_is_opened_again_and_its_frames_are_accounted_for() {
     };
     for _ in 0..2 {
         assert_eq!(all(&mut uplinks), 0);
-        assert!(uplinks.arm().within.is_some());
+        assert!(uplinks.arm().is_some());
         again(&mut uplinks);
         if up(&mut uplinks) == 0 {
             again(&mut uplinks);

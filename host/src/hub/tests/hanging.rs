@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 
+use rustix::event::epoll::EventFlags;
 use vnplug_os::service::Manager;
 use vnplug_path::engine::Pulse;
 use vnplug_switch::{Switch, SwitchConfig};
@@ -65,6 +66,16 @@ impl Queue for Hanging {
     fn woke(&mut self, seen: Seen) {
         if let Some(queue) = &mut self.of {
             queue.woke(seen);
+        }
+    }
+
+    fn epoll(&self) -> Option<Arc<OwnedFd>> {
+        self.of.as_ref()?.epoll()
+    }
+
+    fn found(&mut self, number: u64, flags: EventFlags) {
+        if let Some(queue) = &mut self.of {
+            queue.found(number, flags);
         }
     }
 

@@ -1,15 +1,103 @@
 //! How the thread that serves senders sleeps, and how it is woken.
+//!
+//! The socket of a process' kicks is watched for edges: each kick tells again, whatever lies there unread. So what the kernel
+//! lets be nothing but bytes is read now and then only ([`Kick`]), and a kick costs the thread no call but the one that
+//! ended its sleep.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
 
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use vnplug_os::closer::PeerFd;
 use vnplug_os::socket;
 use vnplug_os::socket::Heard;
+use vnplug_ring::layout::Life;
 
 use super::{Senders, quarantine};
 use crate::engine::sender::Sender;
+use crate::source::{OF_THREAD, wake};
+
+/// Our end of the socket pair by which a process kicks us. Reading never blocks and takes no descriptors, and another
+/// thread closes it (R7, R8).
+#[derive(Debug)]
+pub(crate) struct Kick {
+    socket: PeerFd,
+    /// The kernel refuses descriptors there.
+    refuses: bool,
+    /// How often it was heard since it was read.
+    unread: u32,
+}
+
+impl Kick {
+    pub(crate) fn new(socket: PeerFd) -> Self {
+        let refuses = socket::refuses_rights(&socket);
+        Self {
+            socket,
+            refuses,
+            unread: 0,
+        }
+    }
+
+    /// It was heard. Reads some of it, if that is due.
+    fn heard(&mut self) -> std::io::Result<Heard> {
+        let mut bytes = [0; 256];
+        if !self.refuses {
+            return socket::receive(&self.socket, &mut bytes);
+        }
+        self.unread += 1;
+        if self.unread < UNREAD {
+            return Ok(Heard::Nothing);
+        }
+        self.unread = 0;
+        socket::receive_bytes(&self.socket, &mut bytes)
+    }
+}
+
+impl AsFd for Kick {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
 
 impl Senders {
+    /// Kicks are heard where the queue learns what it has, from now on.
+    ///
+    /// # Errors
+    /// The system's; then they are not.
+    pub(in crate::engine) fn join(
+        &mut self,
+        epoll: Arc<OwnedFd>,
+        waker: BorrowedFd<'_>,
+    ) -> rustix::io::Result<()> {
+        epoll::add(&*epoll, waker, EventData::new_u64(OWN), EventFlags::IN)?;
+        self.epoll = Some(epoll);
+        self.is_of_queue = true;
+        Ok(())
+    }
+
+    /// The queue is over, and nobody empties what it watches: kicks are heard apart from now on.
+    #[cold]
+    pub(in crate::engine) fn part(&mut self, waker: BorrowedFd<'_>) {
+        if !std::mem::take(&mut self.is_of_queue) {
+            return;
+        }
+        let before = self.epoll.take();
+        for at in 0..self.all.len() {
+            let Some(sender) = &mut self.all[at] else {
+                continue;
+            };
+            unwatch(&before, sender);
+            watch(&mut self.epoll, waker, sender, at);
+        }
+    }
+
+    /// Whether kicks are heard where the queue learns what it has.
+    #[inline]
+    pub(in crate::engine) fn are_of_queue(&self) -> bool {
+        self.is_of_queue
+    }
+
     /// Asks all to kick; those that sleep were asked before. True: one has frames already (or has just been
     /// quarantined), do not sleep.
     pub(in crate::engine) fn arm(&mut self) -> (bool, Option<(u32, String)>) {
@@ -30,90 +118,112 @@ impl Senders {
         (ready, None)
     }
 
-    /// While the thread does not sleep: looks now and then whether one that sleeps has kicked.
+    /// While the thread does not sleep: looks now and then whether one that sleeps has kicked. Where kicks are heard with
+    /// the queue's, they are looked for together.
     #[inline]
-    pub(in crate::engine) fn listen(&mut self, now_us: u64) -> Option<(u32, String)> {
-        let sleeps = self.awake.count() < self.places.len();
+    pub(in crate::engine) fn listen(&mut self, now_us: u64) -> Vec<(u32, String)> {
+        let sleeps = self.awake.count() < self.places.len() && !self.is_of_queue;
         if !sleeps || now_us.saturating_sub(self.looked_us) < LOOK_US {
-            return None;
+            return Vec::new();
         }
         self.looked_us = now_us;
-        self.hush()
+        self.hear(Some(Duration::ZERO), &mut |_, _| {})
     }
 
     /// What to sleep on: `waker` and, if there are any, the kicks.
     pub(in crate::engine) fn waker<'a>(&'a self, waker: BorrowedFd<'a>) -> BorrowedFd<'a> {
-        self.epoll.as_ref().map_or(waker, AsFd::as_fd)
+        self.epoll.as_ref().map_or(waker, |epoll| epoll.as_fd())
     }
 
-    /// Empties the sockets that were kicked, after a sleep. Bounded: further bytes are found after
-    /// the next turn. A sender of anything but bytes is quarantined.
-    pub(in crate::engine) fn hush(&mut self) -> Option<(u32, String)> {
-        let epoll = self.epoll.as_ref()?;
-        let mut events = [Event {
-            flags: EventFlags::empty(),
-            data: EventData::new_u64(0),
-        }; 16];
-        let now = rustix::event::Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
+    /// Hears who kicked, and `found` what the queue's own descriptors have: at once, or after a sleep there of no more than
+    /// that. Who sent anything but bytes is quarantined, and returned.
+    pub(in crate::engine) fn hear(
+        &mut self,
+        within: Option<Duration>,
+        found: &mut dyn FnMut(u64, EventFlags),
+    ) -> Vec<(u32, String)> {
+        let Some(epoll) = self.epoll.clone() else {
+            return Vec::new();
         };
-        let found = epoll::wait(epoll, &mut events, Some(&now)).unwrap_or(0);
-        for event in &events[..found] {
-            let at = event.data.u64() as usize;
-            let Some(sender) = self.all.get_mut(at).and_then(Option::as_mut) else {
-                continue;
-            };
-            self.awake.set(at);
-            let Some(kick) = &sender.kick else {
-                continue;
-            };
-            match socket::receive(kick, &mut [0; 256]) {
-                Ok(Heard::Bytes(1..) | Heard::Nothing) => {}
-                Ok(Heard::Rights) => {
-                    let _ = epoll::delete(epoll, kick);
-                    let why = "descriptors came with its kicks";
-                    return Some(quarantine(sender, why.to_owned()));
-                }
-                // The other end is closed, and would stay readable for ever.
-                Ok(Heard::Bytes(_)) | Err(_) => {
-                    let _ = epoll::delete(epoll, kick);
-                }
+        let mut liars = Vec::new();
+        wake::look(&*epoll, within, |number, flags| match number {
+            OWN => {}
+            // NB: each of them. An edge that is passed over does not come again.
+            _ if number & OF_THREAD != 0 => {
+                liars.extend(self.kicked((number ^ OF_THREAD) as usize));
             }
-        }
-        None
+            _ => found(number, flags),
+        });
+        liars
     }
 
-    pub(super) fn unwatch(&self, sender: &Sender) {
-        if let (Some(epoll), Some(kick)) = (&self.epoll, &sender.kick) {
-            // Its other end may be closed, and then it is out already.
-            let _ = epoll::delete(epoll, kick);
+    /// The one at this place kicked: it is looked at from now on. NB: before it is armed again, so that what is read here is
+    /// of no arming to come.
+    fn kicked(&mut self, at: usize) -> Option<(u32, String)> {
+        let sender = self.all.get_mut(at)?.as_mut()?;
+        self.awake.set(at);
+        match sender.kick.as_mut()?.heard() {
+            Ok(Heard::Bytes(1..) | Heard::Nothing) => None,
+            Ok(Heard::Rights) => {
+                let why = "descriptors came with its kicks";
+                unwatch(&self.epoll, sender);
+                Some(quarantine(sender, why.to_owned()))
+            }
+            // The other end is closed.
+            Ok(Heard::Bytes(_)) | Err(_) => {
+                unwatch(&self.epoll, sender);
+                None
+            }
         }
     }
 }
 
-/// Adds a kick to the epoll instance, which is made now if there is none.
+/// Does not hear a sender's kicks any more.
+pub(super) fn unwatch(epoll: &Option<Arc<OwnedFd>>, sender: &Sender) {
+    if let (Some(epoll), Some(kick)) = (epoll, &sender.kick) {
+        // Its other end may be closed, and then it is out already.
+        let _ = epoll::delete(epoll, kick);
+    }
+}
+
+/// Watches a sender's kicks in the epoll instance, which is made now if there is none. Who cannot be heard sends nothing.
 pub(super) fn watch(
-    epoll: &mut Option<OwnedFd>,
+    epoll: &mut Option<Arc<OwnedFd>>,
     waker: BorrowedFd<'_>,
-    kick: BorrowedFd<'_>,
+    sender: &mut Sender,
+    at: usize,
+) {
+    let Some(kick) = &sender.kick else {
+        return;
+    };
+    if let Err(error) = add(epoll, waker, kick, at) {
+        log::error!(target: "port", "port {}: its kicks cannot be heard: {error}", sender.id);
+        sender.finish(Life::Failed);
+    }
+}
+
+fn add(
+    epoll: &mut Option<Arc<OwnedFd>>,
+    waker: BorrowedFd<'_>,
+    kick: &Kick,
     at: usize,
 ) -> rustix::io::Result<()> {
-    let add = |epoll: &OwnedFd, fd: BorrowedFd<'_>, data| {
-        epoll::add(epoll, fd, EventData::new_u64(data), EventFlags::IN)
+    let epoll = match epoll {
+        Some(epoll) => epoll,
+        none => {
+            let made = epoll::create(CreateFlags::CLOEXEC)?;
+            epoll::add(&made, waker, EventData::new_u64(OWN), EventFlags::IN)?;
+            none.insert(Arc::new(made))
+        }
     };
-    if epoll.is_none() {
-        let made = epoll::create(CreateFlags::CLOEXEC)?;
-        add(&made, waker, OWN)?;
-        *epoll = Some(made);
-    }
-    match epoll {
-        Some(epoll) => add(epoll, kick, at as u64),
-        None => Ok(()),
-    }
+    let data = EventData::new_u64(at as u64 | OF_THREAD);
+    epoll::add(&**epoll, kick, data, EventFlags::IN | EventFlags::ET)
 }
 
 /// The event of the thread's own waker.
 const OWN: u64 = u64::MAX;
 /// How often a thread that does not sleep looks for kicks, if it has rings that sleep: a system call.
 pub(super) const LOOK_US: u64 = 50;
+/// How often a socket of kicks is heard before it is read. A ring that is armed kicks once, and there are some armings at most
+/// between two looks; a socket with the usual room holds more than 250 kicks, and one that is full tells of none.
+pub(super) const UNREAD: u32 = 8;

@@ -5,7 +5,7 @@ mod fates;
 mod hostile;
 mod places;
 mod posted;
-mod sleep;
+pub(in crate::engine) mod sleep;
 
 use std::os::fd::AsFd;
 

@@ -11,15 +11,17 @@ use vnplug_ring::Bell;
 
 use super::*;
 use crate::engine::sender::PATIENCE;
-use crate::engine::senders::kicks::LOOK_US;
+use crate::engine::senders::kicks::{Kick, LOOK_US};
 
 /// A sender that kicks by a socket, as a process does, and the other end of it.
-fn kicking(id: u32) -> (Sender, Producer, UnixStream) {
+pub(in crate::engine) fn kicking(id: u32) -> (Sender, Producer, UnixStream) {
     let (mut sender, producer, _) = sender_of(id, 1 << 14, 200);
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     theirs.set_nonblocking(true).unwrap();
-    sender.kick = Some(PeerFd::alone(ours.into()));
+    // As the hub makes it.
+    vnplug_os::socket::pass_rights(&ours, false);
+    sender.kick = Some(Kick::new(PeerFd::alone(ours.into())));
     (sender, producer, theirs)
 }
 
@@ -53,11 +55,11 @@ fn who_has_nothing_to_send_sleeps_until_it_kicks_and_is_heard_then() {
     // It is asked to kick, and without a kick nobody looks at it: that is what sleeping saves.
     assert_eq!(producer.bell(0), Bell::Ring);
     let mut now_us = LOOK_US;
-    assert_eq!(senders.listen(now_us), None);
+    assert_eq!(senders.listen(now_us), []);
     assert_eq!(senders.serve(&mut Wire, 0, &mut |_, _| {}).frames, 0);
     kick.write_all(&[1]).unwrap();
     now_us += LOOK_US;
-    assert_eq!(senders.listen(now_us), None);
+    assert_eq!(senders.listen(now_us), []);
     assert_eq!(senders.awake.count(), 1);
     assert_eq!(senders.serve(&mut Wire, 0, &mut |_, _| {}).frames, 3);
     // By a command, as a VM's kicks come; and when it goes, what it has left is sent.
@@ -142,7 +144,7 @@ fn kicked(writers: u32, each: u64, kicks: bool) -> Kicked {
     let mut slept = 0;
     while senders.total().taken < all && started.elapsed() < limit {
         let now_us = started.elapsed().as_micros() as u64;
-        assert_eq!(senders.listen(now_us), None);
+        assert_eq!(senders.listen(now_us), []);
         if senders.serve(&mut Wire, now_us, &mut |_, _| {}).frames == 0 && !senders.arm().0 {
             let nobody = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
             let waker = senders.waker(nobody.as_fd());
@@ -156,7 +158,7 @@ fn kicked(writers: u32, each: u64, kicks: bool) -> Kicked {
                 break;
             }
             slept += 1;
-            assert_eq!(senders.hush(), None);
+            assert_eq!(senders.hear(Some(Duration::ZERO), &mut |_, _| {}), []);
         }
     }
     is_over.store(true, Ordering::Relaxed);
