@@ -156,10 +156,10 @@ test-packages: package
 	./.ci/packages
 	./.ci/type-commands
 
-# mdBook takes some minutes to compile, once.
+# mdBook takes some minutes to compile, once. Without optimisation: half of that, and it makes the site in seconds all the same.
 site: setup-build
 	test -x target/mdbook/bin/mdbook || \
-		cargo install --locked --root target/mdbook --version 0.5.4 --no-default-features --features search mdbook
+		CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --locked --root target/mdbook --version 0.5.4 --no-default-features --features search mdbook
 	MDBOOK=target/mdbook/bin/mdbook dist/site
 
 clean:
