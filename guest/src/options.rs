@@ -144,7 +144,7 @@ impl PortOptions {
         self
     }
 
-    /// One in so many of the packets that pass the filter; 0 and 1 = all.
+    /// One in `one_in` of the packets that pass the filter; 0 and 1 = all.
     pub fn sample(mut self, one_in: u32) -> Self {
         self.request.tuning.sample = one_in;
         self

@@ -270,7 +270,7 @@ impl Program {
         // SAFETY: BPF_PROG_TEST_RUN reads the frame, and writes at most `bytes_out` bytes of output, for
         // which there is room.
         unsafe { bpf(PROG_TEST_RUN, &mut attr) }?;
-        // SAFETY: the kernel has written so many bytes, and not more than there is room for.
+        // SAFETY: the kernel has written `bytes_out`, and not more than there is room for.
         unsafe { out.set_len((attr.bytes_out as usize).min(out.capacity())) };
         Ok(attr.verdict)
     }

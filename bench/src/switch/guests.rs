@@ -55,7 +55,7 @@ impl Bulk {
 }
 
 impl Guests {
-    /// Boots so many, all at once, each made of what `config` says of its number; this program and
+    /// Boots `count` of them, all at once, each made of what `config` says of its number; this program and
     /// `ethtool` are added.
     pub(super) fn boot(
         lab: &Lab,
@@ -352,7 +352,7 @@ impl Guests {
     /// Runs a command in one of them, which must succeed.
     pub(super) fn ran(&self, at: usize, command: &str) -> Result<String> {
         ran(
-            self.0.get(at).ok_or("so many guests there are not")?,
+            self.0.get(at).ok_or("there is no such guest")?,
             command,
         )
     }
@@ -363,7 +363,7 @@ impl Guests {
     }
 
     fn starts(&self, at: usize, talk: &Talk, window: Window) -> Result<Job> {
-        let guest = self.0.get(at).ok_or("so many guests there are not")?;
+        let guest = self.0.get(at).ok_or("there is no such guest")?;
         Ok(guest.spawn(&format!("exec {}", talk.command(window)))?)
     }
 }

@@ -54,7 +54,7 @@ pub(super) enum Turn {
     Rest,
 }
 
-/// A queue that panics so often, though it is over, is closed.
+/// A queue that panics this often, though it is over, is closed.
 const MAX_PANICS: u32 = 64;
 
 /// A sender that is to go.

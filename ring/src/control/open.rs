@@ -70,7 +70,7 @@ pub enum FilterSpec {
 pub struct Tuning {
     /// Which frames.
     pub direction: Direction,
-    /// One packet in so many of those that pass the filter; 0 and 1 = all.
+    /// One packet in this number of those that pass the filter; 0 and 1 = all.
     pub sample: u32,
     /// False: the port gets nothing, and what it does not get is counted as `paused`.
     pub enabled: bool,

@@ -582,6 +582,6 @@ const ANSWERED: [u32; 7] = [
 const LONGEST_LOG: u64 = 1 << (46 - 12 - 3);
 /// In SET_VRING_ADDR: writes to the used ring are logged.
 const LOGGED: u32 = 1;
-/// How long the thread that forwards may take: so often so long.
+/// How long the thread that forwards may take: how often it is looked at, and how long each time.
 const TRIES: u32 = 100;
 const TRY: Duration = Duration::from_millis(20);
