@@ -141,6 +141,35 @@ pub struct Open {
     pub posts: bool,
 }
 
+impl Open {
+    /// A port of its own at `device`, which is given all, whole and as a wire would have carried it, and does not send.
+    #[must_use]
+    pub fn new(device: impl Into<String>) -> Self {
+        Self {
+            device: device.into(),
+            ring_bytes: 0,
+            snaplen: 0,
+            tuning: Tuning::default(),
+            filter: FilterSpec::All,
+            cluster: String::new(),
+            balance: Balance::Flow,
+            reopened: false,
+            label: String::new(),
+            transmit_bytes: 0,
+            group: String::new(),
+            arena_bytes: 0,
+            shares_wake: false,
+            maps_apart: true,
+            handle: 0,
+            segments: Segments::Wire,
+            joins: false,
+            place: 0,
+            program: String::new(),
+            posts: false,
+        }
+    }
+}
+
 /// Where one ring lies in the memory that came with [`Opened`].
 ///
 /// Where a guest's agent says what applications map, one without a length is a whole device that was
