@@ -27,9 +27,10 @@ use super::session::{Heard, Remains, Session};
 use super::spec::feature;
 use crate::board;
 use crate::control::{Change, Line};
+use crate::door::Door;
 use crate::forward::Number;
-use crate::link::{Entrance, Loss, Losses};
-use crate::porter::{self, Access, Shift};
+use crate::link::{Loss, Losses};
+use crate::porter::{self, Access};
 use crate::roster::{Roster, locked};
 use crate::settings::PortSettings;
 
@@ -51,13 +52,6 @@ pub(crate) struct Open {
     longest: usize,
     roster: Arc<Mutex<Roster>>,
     listener: Option<OwnedFd>,
-}
-
-/// The entrance of a switch.
-pub(crate) struct Door {
-    open: Option<Open>,
-    line: Line,
-    shift: Option<Shift>,
 }
 
 impl Open {
@@ -86,6 +80,15 @@ impl Open {
             listener,
         })
     }
+
+    /// The entrance, of a switch that is spoken to by `line`.
+    pub(crate) fn door(self, line: Line) -> Door {
+        let said = ("vnplug-vhost", "no vhost-user front-end can join");
+        Door::new(self.name.clone(), said, |waker| {
+            let mut porter = Porter::new(self, line, waker)?;
+            Ok(move |stop: &AtomicBool| porter.run(stop))
+        })
+    }
 }
 
 impl Drop for Open {
@@ -94,36 +97,6 @@ impl Drop for Open {
             && let Err(error) = std::fs::remove_file(path)
         {
             log::warn!(target: "switch", "{}: {error}", path.display());
-        }
-    }
-}
-
-impl Door {
-    /// Of a switch that is spoken to by `line`.
-    pub(crate) fn new(open: Open, line: Line) -> Self {
-        Self {
-            open: Some(open),
-            line,
-            shift: None,
-        }
-    }
-}
-
-impl Entrance for Door {
-    fn open(&mut self) {
-        let Some(open) = self.open.take() else {
-            return;
-        };
-        let (name, line) = (open.name.clone(), self.line.clone());
-        let shift = Shift::start("vnplug-vhost", |waker| {
-            let mut porter = Porter::new(open, line, waker)?;
-            Ok(move |stop: &AtomicBool| porter.run(stop))
-        });
-        match shift {
-            Ok(shift) => self.shift = Some(shift),
-            Err(error) => {
-                log::error!(target: "switch", "{name}: no vhost-user front-end can join: {error}");
-            }
         }
     }
 }
