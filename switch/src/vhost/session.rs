@@ -16,10 +16,11 @@ use vnplug_os::memory::{Watch, of_peer};
 use vnplug_ring::Region;
 
 use super::call::Call;
+use super::card::Card;
 use super::link::{Order, Setup, Started, Wire};
 use super::memory::{Allowance, Described, Memory, Slot};
 use super::message::{self, Message, Read, Reader};
-use super::payload::{Card, DESCRIBED, announcement, describe, one_piece, ring_of, words};
+use super::payload::{DESCRIBED, announcement, describe, one_piece, ring_of, words};
 use super::ring::{Addresses, Place};
 use super::spec::{MAX_PAIRS, MAX_RINGS, MAX_SIZE, feature, protocol, request};
 
