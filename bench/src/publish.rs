@@ -228,7 +228,8 @@ mod tests {
             of.into_iter().map(|figure| figure.name).collect()
         };
         assert_eq!(names(None), ["acks-guest", "handoff-60", "stage-60-copy"]);
-        let guests = Part::named("many guests, engines of uplinks, and system calls of QEMU").unwrap();
+        let guests =
+            Part::named("many guests, engines of uplinks, and system calls of QEMU").unwrap();
         assert_eq!(names(Some(guests)), ["context-guests-8"]);
         let part = Part::named("back-ends, contexts and twin programs").unwrap();
         assert_eq!(

@@ -351,10 +351,7 @@ impl Guests {
 
     /// Runs a command in one of them, which must succeed.
     pub(super) fn ran(&self, at: usize, command: &str) -> Result<String> {
-        ran(
-            self.0.get(at).ok_or("there is no such guest")?,
-            command,
-        )
+        ran(self.0.get(at).ok_or("there is no such guest")?, command)
     }
 
     /// Processor time of all of them on the host, to 10 ms each.
