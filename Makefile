@@ -2,7 +2,7 @@
 #
 #   make demo    boots two guests and shows both ways of capture side by side
 #   make demo-switch   guests, a container and an old program on one switch, beside vde_switch
-#   make demo-sandbox  a program phones a place that it should not, in a sandbox
+#   make demo-sandbox  a program in a sandbox connects to a host that it should not
 #   make demo-record   records a busy wire, kills the recorder, and finds a conversation again
 #   make test    all tests, real guests included
 #   make bench   ours and the peers, in one table (ROWS="handoff fanout …" selects)

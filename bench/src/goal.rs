@@ -111,7 +111,7 @@ const GOALS: &[(&str, Goal)] = &[
     ("early-thousandth-cpu-off", Goal::ShareOfPeer(0.5)),
     // The path keeps nothing for each flow.
     ("scale-flows-10000", Goal::ShareOfPeer(1.5)),
-    // Only where there are so many pairs of CPUs.
+    // Only where there are as many pairs of CPUs.
     ("scale-queues-2", Goal::TimesPeer(1.8)),
     ("scale-queues-4", Goal::TimesPeer(3.6)),
     ("scale-queues-8", Goal::TimesPeer(7.2)),

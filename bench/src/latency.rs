@@ -105,7 +105,7 @@ enum Reader {
 }
 
 impl Reader {
-    /// Echoes for so long, waiting in this way.
+    /// Echoes for a time, waiting in this way.
     fn echo(&self, daemon: &Daemon, wait: &str, time: Duration) -> Result<()> {
         let ms = time.as_millis();
         let words = format!("echo host:lab --wait {wait} --transmit 64K --seconds {ms}ms");

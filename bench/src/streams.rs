@@ -178,8 +178,8 @@ pub(crate) fn accept(listener: &TcpListener, patience: Duration) -> Result<Optio
     Ok(None)
 }
 
-/// Sends datagrams to whom a socket is connected to, at so many Mb/s of payload: each `tick` those
-/// that are due. How many.
+/// Sends datagrams to whom a socket is connected to, with `mbps` Mb/s of payload: each `tick` those
+/// that are due. How many it sent.
 pub(crate) fn pace(socket: &UdpSocket, mbps: f64, tick: Duration, time: Duration) -> Result<u64> {
     let (begin, datagram) = (Instant::now(), [0x5a; DATAGRAM]);
     let mut count = 0;

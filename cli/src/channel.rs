@@ -78,10 +78,10 @@ pub(crate) struct ChannelArgs {
     /// An event happened, N times if said so; may be repeated
     #[arg(long, value_name = "EVENT[=N]", value_parser = event)]
     event: Vec<(u8, u64)>,
-    /// End after so many messages
+    /// End after this number of messages
     #[arg(short, long, value_name = "N")]
     count: Option<u64>,
-    /// End after so long
+    /// End after this time
     #[arg(long, value_name = "TIME", value_parser = text::duration)]
     duration: Option<Duration>,
     /// Show the first N bytes of memory, when it is shared and after each event

@@ -58,7 +58,7 @@ pub(crate) struct NicArgs {
     /// Super-frames and checksums left to the switch (merged), or frames as a wire has them
     #[arg(long, value_enum, default_value_t = Segments::Merged)]
     segments: Segments,
-    /// So many TCP segments become one super-frame for the interface at most, 1 to 44; 1, off: none do [default: 44
+    /// The most TCP segments that become one super-frame for the interface, 1 to 44; 1, off: none do [default: 44
     /// with --segments merged]
     #[arg(long, value_name = "SEGMENTS", value_parser = gro)]
     gro: Option<u8>,

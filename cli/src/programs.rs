@@ -134,7 +134,7 @@ impl Programs {
 
     fn show(&self, client: &mut Client, name: &str, map: &str) -> Outcome {
         let mut values = Vec::new();
-        // An answer has room for so many; more are asked for.
+        // An answer has room for some; the rest is asked for.
         while (values.len() as u32) < self.count {
             let first = self.first.saturating_add(values.len() as u32);
             let more = client.program_map(name, map, first, self.count - values.len() as u32)?;

@@ -18,7 +18,7 @@ use vnplug_store::index::{Sidecar, rebuild};
 use vnplug_store::read::{Interface, Reader};
 use vnplug_testing::TestDir;
 
-/// Writes a capture of these frames, each so many nanoseconds after [`START_NS`].
+/// Writes a capture of these frames, each with its time in nanoseconds after [`START_NS`].
 fn write(capture: &Path, frames: impl Iterator<Item = (u64, impl AsRef<[u8]>)>) {
     let mut output = Output::new(File::create(capture).unwrap(), Format::Pcapng);
     for (after_ns, frame) in frames {

@@ -32,7 +32,7 @@ impl Drop for Names {
 }
 
 impl Containers {
-    /// So many, with the addresses 10.9.0.1 and so on, joined to nothing.
+    /// `count` of them, with the addresses 10.9.0.1 and so on, joined to nothing.
     ///
     /// # Errors
     /// [`LabError::Missing`] without a bpf filesystem; the lab's.

@@ -52,7 +52,7 @@ pub enum Fault {
     All,
     /// Writes are reported done and are not: a power cut that nobody has noticed yet.
     Lose,
-    /// Every write and flush takes so much longer.
+    /// Every write and flush takes longer, by this.
     Slow(Duration),
 }
 

@@ -74,7 +74,7 @@ impl<'a> End<'a> {
         sum.trim().to_owned()
     }
 
-    /// Gets the small file so many times, by a connection each; the sum of all.
+    /// Gets the small file `count` times, by a connection each; the sum of all.
     #[must_use]
     pub fn sum_of_small(&self, address: &str, count: u32) -> String {
         let url = format!("http://{address}:7000/small");
@@ -89,7 +89,7 @@ impl<'a> End<'a> {
     }
 }
 
-/// The directory that all serve: `bulk`, of so many bytes, and `small`.
+/// The directory that all serve: the file `bulk`, of that number of bytes, and `small`.
 ///
 /// # Errors
 /// The system's.
@@ -154,7 +154,7 @@ pub fn all_ping(station: &Station, guests: &[(Guest, &str)]) {
     }
 }
 
-/// Has a station and guests get a file of so many bytes from each other.
+/// Has a station and guests get a file of `bulk` bytes from each other.
 ///
 /// # Panics
 /// As [`all_fetch`].

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustix::fs::flock;
 
-/// For as long as it lives there are so many huge pages more, and nobody else changes that.
+/// More huge pages, for as long as it lives; nobody else changes their number meanwhile.
 #[derive(Debug)]
 pub struct HugePages {
     before: String,

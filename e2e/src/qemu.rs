@@ -90,7 +90,7 @@ impl Default for QemuConfig {
 }
 
 impl QemuConfig {
-    /// Arguments for a card whose back-end speaks vhost-user, with so many pairs of queues, and for memory
+    /// Arguments for a card whose back-end speaks vhost-user, with this number of `pairs` of queues, and for memory
     /// that the back-end can map; `socket` is what a chardev of sockets is told behind `path=`.
     pub fn vhost_user(socket: &str, pairs: u32, mac: &str) -> Vec<String> {
         let is_mq = if pairs > 1 { "on" } else { "off" };

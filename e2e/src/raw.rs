@@ -16,9 +16,7 @@ use rustix::net::{
 };
 use vnplug_ring::control::backend::Connect;
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
-use vnplug_ring::control::{
-    Backend, Balance, FilterSpec, Message, Open, Role, Segments, Tuning, VERSION,
-};
+use vnplug_ring::control::{Backend, Message, Open, Role, VERSION};
 
 /// A connection on which any bytes can be sent.
 #[derive(Debug)]
@@ -235,26 +233,9 @@ pub fn hello(role: Role) -> Message {
 #[must_use]
 pub fn open(device: &str, ring_bytes: u64) -> Open {
     Open {
-        device: device.into(),
         ring_bytes,
-        snaplen: 0,
-        tuning: Tuning::default(),
-        filter: FilterSpec::All,
-        cluster: String::new(),
-        balance: Balance::Flow,
-        reopened: false,
         label: "raw".into(),
-        transmit_bytes: 0,
-        group: String::new(),
-        arena_bytes: 0,
-        shares_wake: false,
-        maps_apart: true,
-        handle: 0,
-        segments: Segments::Wire,
-        joins: false,
-        place: 0,
-        program: String::new(),
-        posts: false,
+        ..Open::new(device)
     }
 }
 

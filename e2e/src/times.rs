@@ -28,7 +28,7 @@ impl Times {
         assert!(median < limit, "{what}: {median:?} in the median");
     }
 
-    /// So many of a hundred took at most this.
+    /// The time that this number of a hundred took at most.
     ///
     /// # Panics
     /// If it was never done.

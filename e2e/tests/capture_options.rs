@@ -12,7 +12,7 @@ use vnplug_testing::{eventually, until};
 
 const MANY: u64 = 1_000_000;
 
-/// A `vnplug` command on the wire that ends after so many packets, once it has its port.
+/// A `vnplug` command on the wire that ends after `packets`, once it has its port.
 fn reader(wire: &Wire, what: &str, packets: u64, more: &[&str]) -> Running {
     let mut command = wire.daemon.command().unwrap();
     command.args([what, "host:wire1", "--packets"]);
@@ -152,5 +152,5 @@ fn a_reader_that_polls_does_not_sleep_between_frames() {
     assert!(sleeps(&["--busy-poll"], false) < FRAMES / 4);
 }
 
-/// So many are sent, each when the one before was read.
+/// How many are sent, each when the one before was read.
 const FRAMES: u64 = 50;

@@ -165,7 +165,7 @@ fn members_come_and_go_and_a_slot_is_taken_again() {
         become_direct(&daemon, (1, &mut one), (2 + round, &mut two));
         become_direct(&daemon, (2 + round, &mut two), (1, &mut one));
     }
-    // There is room for so many, and the next one is told.
+    // There is room for these, and the next one is told.
     let mut all: Vec<_> = (1..SLOTS).map(|_| open(&daemon)).collect();
     let refused = daemon.port("lan0").direct().open().unwrap_err();
     assert!(refused.to_string().contains("room for 16"), "{refused}");

@@ -51,7 +51,7 @@ impl Mirror {
         Running::start(self.command(from, more), &self.lab, "feed").unwrap()
     }
 
-    /// Reads until so many frames were there.
+    /// Reads until there were `count` frames.
     fn reads(&mut self, count: u64) {
         let deadline = Deadline::new("the frames are read");
         let mut left = count;

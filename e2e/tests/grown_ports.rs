@@ -59,7 +59,7 @@ fn seen(guest: &Guest) -> String {
     said.text().trim().to_owned()
 }
 
-/// Reads so many packets with these options: all are there.
+/// Reads packets with these options: all are there.
 fn counts(guest: &Guest, options: &str) {
     let command = format!("vnplug count host:lab {options} --packets 1000 --json 2>&1");
     let said = guest.run(&command, PATIENCE).unwrap();

@@ -31,7 +31,7 @@ fn say(guest: &Guest, command: &str) -> (i32, String) {
     (said.status, said.text())
 }
 
-/// An application that is not root reads so many packets: all are there, and whole.
+/// An application that is not root reads `packets`: all are there, and whole.
 fn count(guest: &Guest, packets: u32) {
     let command = format!(
         "su -s /bin/sh nobody -c 'vnplug count host:lab --packets {packets} --ring 2M --witness --json' 2>&1"

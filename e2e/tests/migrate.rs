@@ -206,7 +206,7 @@ fn state(daemon: &Daemon) -> String {
     label(counted(&daemon.audit(), "vm"), "state").to_owned()
 }
 
-/// QEMU takes its time from now on: so much a second.
+/// QEMU takes its time from now on: it copies at most `bytes` in a second.
 fn slow_down(guest: &Guest, bytes: u64) {
     let slow = json!({"max-bandwidth": bytes});
     let mut qmp = guest.qmp().unwrap();

@@ -14,7 +14,7 @@ use vnplug_e2e::daemon::Daemon;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_testing::{eventually, until};
 
-/// So many interfaces, or with `VNPLUG_LONG=1` in the environment as many as the long run has.
+/// The number of interfaces; with `VNPLUG_LONG=1` in the environment that of the long run.
 fn crowd() -> usize {
     match std::env::var_os("VNPLUG_LONG") {
         Some(_) => 1000,
@@ -310,7 +310,7 @@ const HELD: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_secs(1);
 /// How often they go while they are opened.
 const ROUNDS: usize = 3;
-/// So many are opened one by one, and so often it is tried whether many are open sooner.
+/// How many are opened one by one, and how often it is tried whether many are open sooner.
 const ONE_BY_ONE: usize = 40;
 /// How long each takes at least, one by one, where the kernel makes it wait.
 const WAITED: Duration = Duration::from_millis(3);

@@ -195,7 +195,7 @@ fn of_a_source_every_frame_is_judged_by_one_version() {
     daemon.audit();
 }
 
-/// Sums 64 bytes so many times for each frame.
+/// Sums 64 bytes again and again for each frame.
 const SUMS: &str = "#include <linux/bpf.h>\n#include <bpf/bpf_helpers.h>\n\
     SEC(\"xdp\") int sums(struct xdp_md *ctx) {\n\
       __be32 words[16] = {};\n\

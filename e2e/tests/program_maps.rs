@@ -67,7 +67,7 @@ fn long(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap())
 }
 
-/// The keys and values of slots of the hash, each state, key and value (`docs/programs.md`); what is before the key has so many
+/// The keys and values of slots of the hash, each state, key and value (`docs/programs.md`); what is before the key has `head`
 /// bytes.
 fn full(slots: &[u8], head: usize) -> impl Iterator<Item = (u32, u64)> {
     let slots = slots.chunks_exact(head + 16);

@@ -320,7 +320,7 @@ fn terms_change_under_an_open_port_and_wrong_ones_are_refused() {
     assert_eq!(sends(&mut port), (3, 1, 1));
 }
 
-/// What a guest sends of a file, so many times.
+/// Has a guest send the frames of a file until there are `count`.
 fn send(lab: &Lab, guest: &Guest, frames: &[Sent], count: usize) -> String {
     let file = lab.dir().join("sent.pcap");
     std::fs::write(&file, pcap(frames)).unwrap();

@@ -36,7 +36,7 @@ fn senders(port: &mut Port) -> Vec<[u8; 4]> {
     all
 }
 
-/// The same, when so many of this one are there.
+/// The same, when `count` of this sender are there.
 fn with(port: &mut Port, sender: [u8; 4], count: usize) -> Vec<[u8; 4]> {
     let deadline = Deadline::new("the datagrams come");
     let mut all = senders(port);

@@ -34,7 +34,7 @@ fn numbers(port: &mut Port) -> Vec<(u32, bool)> {
     all
 }
 
-/// What a port has when it has so many.
+/// What a port has when it has `count`.
 fn numbers_of(port: &mut Port, count: usize) -> Vec<(u32, bool)> {
     let mut all = Vec::new();
     eventually("all of it is there", || {

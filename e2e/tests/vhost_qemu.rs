@@ -19,7 +19,7 @@ fn ran(guest: &Guest, command: &str) -> String {
     done.text().to_owned()
 }
 
-/// A guest with one card, which has so many pairs of queues; `socket` is what follows its chardev's path.
+/// A guest with one card, which has this number of `pairs` of queues; `socket` is what follows its chardev's path.
 fn boot(lab: &Lab, socket: &str, pairs: u32) -> Guest {
     let config = QemuConfig {
         cpus: pairs,

@@ -43,7 +43,7 @@ fn any(frame: &[u8]) -> u64 {
     ethernet(frame, MAX_TUNNELS)
 }
 
-/// Looks through so many tunnels.
+/// Looks through this number of `tunnels`.
 #[inline]
 fn ethernet(frame: &[u8], tunnels: usize) -> u64 {
     let link = Link::of(frame, 12);

@@ -65,7 +65,7 @@ static const void *get(struct message *m, size_t len)
 static uint32_t get_u32(struct message *m) { uint32_t v; memcpy(&v, get(m, 4), 4); return v; }
 static uint64_t get_u64(struct message *m) { uint64_t v; memcpy(&v, get(m, 8), 8); return v; }
 
-/* Reads so many bytes; descriptors come with the first byte of a message. */
+/* Reads `len` bytes; descriptors come with the first byte of a message. */
 static void receive(int socket, void *to, size_t len, int *fds, int *count)
 {
     for (size_t got = 0; got < len;) {
@@ -244,7 +244,7 @@ static void look(const struct record *record, const unsigned char *bytes)
         usleep(pause_us);
 }
 
-/* Reads until so many packets were received or the ring is over; what was published is read. */
+/* Reads until `enough` packets were received or the ring is over; what was published is read. */
 static void read_until(struct ring *r, int bell, int socket, uint64_t enough)
 {
     struct record record;

@@ -158,7 +158,7 @@ impl Mapped {
         Place { ring, at, len }
     }
 
-    /// Posts so many, each with so many bytes of its own, unless its ring is over before: how many, and how the ring is.
+    /// Posts `count`, each with `own` bytes of its own, unless its ring is over before: how many, and how the ring is.
     fn posts(
         &self,
         mut ring: Producer,

@@ -193,7 +193,7 @@ struct vnplug_options {
     uint32_t paused;                   /* not 0: gets nothing before vnplug_tune says so */
     uint32_t waiting;                  /* what vnplug_wait does: VNPLUG_WAIT_* */
     uint64_t transmit_bytes;           /* a ring for sending; 0 = the port does not send */
-    uint32_t spin_us;                  /* VNPLUG_WAIT_BALANCED: look for so long; 0 = 50 */
+    uint32_t spin_us;                  /* VNPLUG_WAIT_BALANCED: how long it looks; 0 = 50 */
     uint32_t longest_sleep_us;         /* and sleep up to so long by itself; 0 = 50 */
     const char *group;                 /* read one copy of each packet with the others of this
                                           group, who then see whatever you see; NULL = a ring of
@@ -447,7 +447,7 @@ int vnplug_flow_rule_stats(vnplug_port *port, const struct vnplug_flow *flow,
                            struct vnplug_rule_stats *stats);
 int vnplug_wildcard_rule_stats(vnplug_port *port, uint16_t id, struct vnplug_rule_stats *stats);
 
-/* Removes the rules of a kind (VNPLUG_*_RULES) that no packet matched for so long; counts them in
+/* Removes the rules of a kind (VNPLUG_*_RULES) that no packet matched for this time; counts them in
  * *removed, which may be NULL. */
 int vnplug_purge_rules(vnplug_port *port, uint32_t kind, uint64_t idle_ms, size_t *removed);
 

@@ -321,7 +321,7 @@ impl Client {
 /// Memory for a running VM.
 impl Client {
     /// From now on this process plugs devices for the VM, which it attached over this connection, of at most
-    /// so many bytes in all; [`next_growth`](Self::next_growth) says which. With `apart` each port of the VM
+    /// `most_bytes` in all; [`next_growth`](Self::next_growth) says which. With `apart` each port of the VM
     /// gets a device of its own, and no place in the pool.
     ///
     /// # Errors

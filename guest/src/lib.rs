@@ -56,8 +56,8 @@ pub use map::{map as map_memory, map_apart};
 pub use options::{PortOptions, split_group};
 pub use peer::{Peer, peer_of};
 pub use port::{
-    Asker, Batch, Bundle, Counts, Next, NextView, Outbox, Port, PortStats, Ready, RuleStats, View,
-    Waiting,
+    Asker, Batch, Bundle, Counts, Next, NextView, Outbox, Patience, Port, PortStats, Ready,
+    RuleStats, View, Waiting,
 };
 
 pub use vnplug_ring::Packet;

@@ -112,7 +112,7 @@ pub fn map_apart(
 }
 
 /// Where the memory begins in a descriptor: in a file at its beginning, in a PCI device of VFIO's somewhere else. Checks
-/// that there are so many bytes.
+/// that there are `len` bytes.
 fn beginning(fd: BorrowedFd<'_>, len: u64) -> Result<u64, Error> {
     let stat = fstat(fd).map_err(Error::system("cannot inspect the ring's memory"))?;
     // VFIO's devices have no type, as all files that lie nowhere.
@@ -127,7 +127,7 @@ fn beginning(fd: BorrowedFd<'_>, len: u64) -> Result<u64, Error> {
     }
 }
 
-/// Checks that a file has so many bytes: a mapping beyond its end is a SIGBUS later.
+/// Checks that a file has `len` bytes: a mapping beyond its end is a SIGBUS later.
 fn has(fd: BorrowedFd<'_>, len: u64) -> Result<(), Error> {
     let stat = fstat(fd).map_err(Error::system("cannot inspect the ring's memory"))?;
     // Devices do not tell their length.

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use vnplug_ring::control::{Balance, Direction, FilterSpec, Open, Segments, Tuning};
+use vnplug_ring::control::{Balance, Direction, FilterSpec, Open, Segments};
 
 use crate::connection::socket_path;
 use crate::error::Error;
@@ -39,26 +39,8 @@ impl PortOptions {
     /// the daemon's ring size, woken at the first packet, reconnecting.
     pub fn new(device: impl Into<String>) -> Self {
         let request = Open {
-            device: device.into(),
-            ring_bytes: 0,
-            snaplen: 0,
-            tuning: Tuning::default(),
-            filter: FilterSpec::All,
-            cluster: String::new(),
-            balance: Balance::Flow,
-            reopened: false,
             label: default_label(),
-            transmit_bytes: 0,
-            group: String::new(),
-            arena_bytes: 0,
-            shares_wake: false,
-            maps_apart: true,
-            handle: 0,
-            segments: Segments::Wire,
-            joins: false,
-            place: 0,
-            program: String::new(),
-            posts: false,
+            ..Open::new(device)
         };
         Self {
             request,
@@ -144,7 +126,7 @@ impl PortOptions {
         self
     }
 
-    /// One in so many of the packets that pass the filter; 0 and 1 = all.
+    /// One in `one_in` of the packets that pass the filter; 0 and 1 = all.
     pub fn sample(mut self, one_in: u32) -> Self {
         self.request.tuning.sample = one_in;
         self

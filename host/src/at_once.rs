@@ -40,7 +40,7 @@ pub(crate) fn each<T, M: Send>(
     made.into_iter().map(|(_, it)| it).collect()
 }
 
-/// So many at a time.
+/// The most at a time.
 pub(crate) const AT_ONCE: usize = 16;
 
 #[cfg(test)]

@@ -15,7 +15,9 @@
 
 mod af_packet;
 mod af_xdp;
+mod generator;
 mod options;
+mod pcap;
 mod programmed;
 mod star;
 mod switch;
@@ -24,8 +26,6 @@ mod uplink;
 use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::Arc;
-
-use vnplug_frame::witness::Protocol;
 
 use self::options::Options;
 pub(crate) use self::star::Star;
@@ -37,9 +37,7 @@ use vnplug_os::namespace::Entrance;
 use vnplug_path::engine::{self, ThreadOptions, WorkerOptions};
 use vnplug_path::source::af_packet::Interface;
 use vnplug_path::source::early::{Seat, SeatOffice};
-use vnplug_path::source::generator::{Gen, GenConfig};
 use vnplug_path::source::lent::PacketDir;
-use vnplug_path::source::pcap::{PcapConfig, PcapFile, Repeat, Speed};
 use vnplug_path::source::{Queue, SourceError};
 use vnplug_switch::Switchboard;
 
@@ -235,8 +233,8 @@ impl SourceSpec {
         let (kind, description, queues, ends) = match self.kind.as_str() {
             "af_packet" => af_packet::open(&mut options, &mut interface, means)?,
             "af_xdp" => af_xdp::open(&mut options, &mut interface, means, program.as_ref())?,
-            "pcap" => pcap(&mut options)?,
-            "gen" => generator(&mut options)?,
+            "pcap" => pcap::open(&mut options)?,
+            "gen" => generator::open(&mut options)?,
             SWITCH => switch::open(&mut options, &mut board, &mut locks_memory, means)?,
             kind => {
                 return Err(SourceError::new(format!(
@@ -428,91 +426,6 @@ pub(crate) const LINKTYPE_ETHERNET: u32 = 1;
 pub(crate) const SWITCH: &str = "switch";
 
 type Opened = (&'static str, String, Vec<Box<dyn Queue>>, bool);
-
-fn pcap(options: &mut Options<'_>) -> Result<Opened, SourceError> {
-    let Some(path) = options.take("path") else {
-        return Err(SourceError::new(format!(
-            "source {:?}: a pcap source needs a path, as in {0}=pcap:FILE",
-            options.name
-        )));
-    };
-    let pace = match options.take("pace").as_deref() {
-        None | Some("recorded") => Speed::Recorded,
-        Some("top") => Speed::Top,
-        Some(text) => match text.trim_end_matches('x').parse() {
-            Ok(times) => Speed::Times(times),
-            Err(_) => return Err(options.bad("pace", text, "recorded, top or a factor as 2.5x")),
-        },
-    };
-    let repeat = match options.take("repeat").as_deref() {
-        None | Some("once") => Repeat::Once,
-        Some("forever") => Repeat::Forever,
-        Some(text) => match text.parse() {
-            Ok(times) => Repeat::Times(times),
-            Err(_) => return Err(options.bad("repeat", text, "once, forever or a number")),
-        },
-    };
-    options.done()?;
-    let description = format!("file {path}");
-    let ends = !matches!(repeat, Repeat::Forever);
-    let queues = PcapFile::open(&PcapConfig {
-        path: path.into(),
-        pace,
-        repeat,
-    })?;
-    Ok(("pcap", description, queues, ends))
-}
-
-fn generator(options: &mut Options<'_>) -> Result<Opened, SourceError> {
-    let mut config = GenConfig::default();
-    let size = options.take("size");
-    if let Some(size) = &size {
-        config.sizes = size.parse()?;
-    }
-    match options.take("pps").as_deref() {
-        None | Some("max") => {}
-        Some(text) => match text.parse() {
-            Ok(pps) => config.pps = Some(pps),
-            Err(_) => return Err(options.bad("pps", text, "a number or max")),
-        },
-    }
-    config.count = options.number("count")?;
-    if config.count == Some(0) {
-        return Err(options.bad("count", "0", "a number of packets above 0"));
-    }
-    config.vlan_tci = options.number("vlan")?;
-    options.set("flows", &mut config.flows)?;
-    options.set("run", &mut config.run)?;
-    options.set("queues", &mut config.queues)?;
-    let protocols = options.list("protocols", protocol)?;
-    if !protocols.is_empty() {
-        config.protocols = protocols;
-    }
-    options.done()?;
-    let rate = config
-        .pps
-        .map_or("flat out".to_owned(), |pps| format!("{pps} packets/s"));
-    let size = size.unwrap_or_else(|| "60".to_owned());
-    let description = format!(
-        "generated frames of {size} bytes, {rate}, run {}",
-        config.run
-    );
-    // Flat out for nobody would only heat a core.
-    let ends = config.count.is_some() || config.pps.is_none();
-    Ok(("gen", description, Gen::open(&config)?, ends))
-}
-
-fn protocol(text: &str) -> Option<Protocol> {
-    Some(match text {
-        "udp4" | "udp" => Protocol::Udp4,
-        "tcp4" | "tcp" => Protocol::Tcp4,
-        "icmp4" | "icmp" => Protocol::Icmp4,
-        "udp6" => Protocol::Udp6,
-        "tcp6" => Protocol::Tcp6,
-        "icmp6" => Protocol::Icmp6,
-        _ => return None,
-    })
-}
 
 #[cfg(test)]
 mod tests {

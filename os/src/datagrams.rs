@@ -120,7 +120,7 @@ impl Inbox {
         places.min(self.most - self.came.len())
     }
 
-    /// Whether there is room for one more frame of so many bytes.
+    /// Whether there is room for one more frame of `len` bytes.
     #[inline]
     pub fn has_room(&self, len: usize) -> bool {
         self.came.len() < self.most && len <= self.memory.len() - self.used
@@ -153,7 +153,7 @@ impl Inbox {
         is_there
     }
 
-    /// Where the next frame goes, with room for so many bytes, if there is.
+    /// Where the next frame of `len` bytes goes, if there is room.
     #[inline]
     pub fn place(&mut self, len: usize) -> Option<&mut [u8]> {
         match self.has_room(len) {

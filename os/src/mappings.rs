@@ -73,7 +73,7 @@ pub struct Room {
 }
 
 impl Space {
-    /// With so many bytes for all users, and for each.
+    /// With `most` for all users together, and `most_each` for each.
     pub const fn new(most: u64, most_each: u64) -> Self {
         Self {
             most,

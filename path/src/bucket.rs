@@ -1,4 +1,4 @@
-//! So many in a second, and so many at once: a token bucket, for frames or bytes.
+//! A token bucket, for frames or bytes: a rate in each second, and how much may go at once.
 
 /// What may go.
 #[derive(Debug, Clone)]
@@ -12,7 +12,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A full one, of so many in a second and so many at once.
+    /// A full one, of `per_s` in a second and at most `at_once`.
     pub fn new(per_s: u64, at_once: u64, now_us: u64) -> Self {
         let most = at_once.min(MOST) as i64 * MILLION;
         Self {
@@ -41,7 +41,7 @@ impl Bucket {
         (self.left.max(0) / MILLION) as u64
     }
 
-    /// So many went. They may be more than there was room for: then nothing may go until that is made up for.
+    /// `count` went. They may be more than there was room for: then nothing may go until that is made up for.
     #[inline]
     pub fn spend(&mut self, count: u64) {
         self.left = self

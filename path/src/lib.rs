@@ -11,7 +11,7 @@
 //! - [`port`]: one reader as a queue's thread sees it: ring, filters, doorbell, counters.
 //! - [`rules`]: many per port, each with an action and counters, run after the filter.
 //! - [`commons`]: what the members of a group share: one copy of each frame.
-//! - [`bucket`]: so many in a second.
+//! - [`bucket`]: how much may go in a second.
 //! - [`cuts`]: what super-frames become, made once for all ports.
 //! - ring: crate [`vnplug_ring`], shared with the reader.
 //! - [`engine`]: the thread that does all this, turn after turn, and sends what ports transmit.

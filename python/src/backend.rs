@@ -114,7 +114,7 @@ impl BackEnd {
         self.end.with(|end| end.send(channel, data))
     }
 
-    /// An event happened so many times.
+    /// An event happened `count` times.
     #[pyo3(signature = (channel, event, count = 1))]
     fn event(&self, channel: u32, event: u8, count: u64) -> PyResult<()> {
         self.end.with(|end| end.event(channel, event, count))

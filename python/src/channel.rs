@@ -102,7 +102,7 @@ impl Channel {
         self.end.with(|end| end.send(data))
     }
 
-    /// An event happened so many times.
+    /// An event happened `count` times.
     #[pyo3(signature = (event, count = 1))]
     fn event(&self, event: u8, count: u64) -> PyResult<()> {
         self.end.with(|end| end.event(event, count))

@@ -17,7 +17,7 @@ use crate::port::Port;
 /// direction: packets that the interface received, sent, or both.
 /// segments: super-frames, and frames whose checksum was left to a NIC, as the wire would have carried
 ///     them ("wire"), or as they came, with `Flag.OFFLOAD` ("merged").
-/// sample: one in so many of the packets that pass the filter.
+/// sample: one in this number of the packets that pass the filter.
 /// program: each packet goes through the operator's program of this name, which may drop it or change it.
 /// cluster, balance: share the device with the other readers of this cluster, a flow to one reader
 ///     or packet by packet.

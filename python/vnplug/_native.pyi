@@ -95,7 +95,7 @@ def open(
     direction: packets that the interface received, sent, or both.
     segments: super-frames, and frames whose checksum was left to a NIC, as the wire would have carried
         them ("wire"), or as they came, with `Flag.OFFLOAD` ("merged").
-    sample: one in so many of the packets that pass the filter.
+    sample: one in this number of the packets that pass the filter.
     program: each packet goes through the operator's program of this name, which may drop it or change it.
     cluster, balance: share the device with the other readers of this cluster, a flow to one reader
         or packet by packet.
@@ -442,7 +442,7 @@ class BackEnd:
         Raises FullError if it has not taken what was said before: call `next`, then try again.
         """
     def event(self, channel: int, event: int, count: int = 1) -> None:
-        """An event happened so many times."""
+        """An event happened `count` times."""
     def share(self, channel: int, size: int, writable: bool = False) -> int:
         """Shares zeros with the program at a channel, rounded up to whole pages. Returns the memory's number."""
     def memory(self, region: int) -> Memory:
@@ -500,7 +500,7 @@ class Channel:
         UnreachableError while the channel is not open.
         """
     def event(self, event: int, count: int = 1) -> None:
-        """An event happened so many times."""
+        """An event happened `count` times."""
     def memory(self, region: int) -> Memory:
         """Memory that is shared, or was and is not released, by its number."""
     def release(self, region: int) -> None:

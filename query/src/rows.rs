@@ -88,7 +88,7 @@ impl Rows {
         }
     }
 
-    /// True if there are so many rows that they should be taken.
+    /// True if there are enough rows to be taken.
     pub(crate) fn is_full(&self) -> bool {
         self.sums.len() >= self.most
     }

@@ -293,7 +293,7 @@ impl Producer {
         DATA_OFFSET + (self.head & mask)
     }
 
-    /// A record of so many bytes was written at `at`.
+    /// A record of `cap_len` bytes was written at `at`.
     #[inline(always)]
     fn filled(&mut self, at: u64, cap_len: u32) {
         let size = record_size(cap_len);

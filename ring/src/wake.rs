@@ -30,7 +30,7 @@ pub trait Words {
     fn fence(&self, order: Ordering);
 }
 
-/// Asks to be woken, once: at the record with this count, or so many microseconds after the first that is unread.
+/// Asks to be woken, once: at record `wake_at`, or `max_delay_us` microseconds after the first that is unread.
 /// `seq` is another number than that of the last time. Then look for records, and sleep if there are none.
 #[inline]
 pub fn arm(words: &impl Words, wake_at: u64, max_delay_us: u32, seq: u32) {

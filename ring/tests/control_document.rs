@@ -4,14 +4,13 @@ use std::path::Path;
 
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
 use vnplug_ring::control::{
-    Arenas, Balance, Direction, FilterSpec, Message, Open, Opened, RingPlace, Role, Segments,
-    Tuning, VmKind, VmSpec, code,
+    Arenas, Direction, FilterSpec, Message, Open, Opened, RingPlace, Role, Tuning, VmKind, VmSpec,
+    code,
 };
 
 /// What the document shows: heading of the block, message, request number, application.
 fn examples() -> Vec<(&'static str, Message, u32, u32)> {
     let open = Open {
-        device: "host:eth1".into(),
         ring_bytes: 1 << 20,
         snaplen: 128,
         tuning: Tuning {
@@ -19,21 +18,8 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
             ..Tuning::default()
         },
         filter: FilterSpec::Expression("udp port 53".into()),
-        cluster: String::new(),
-        balance: Balance::Flow,
-        reopened: false,
         label: "probe[7]".into(),
-        transmit_bytes: 0,
-        group: String::new(),
-        arena_bytes: 0,
-        shares_wake: false,
-        maps_apart: true,
-        handle: 0,
-        segments: Segments::Wire,
-        joins: false,
-        place: 0,
-        program: String::new(),
-        posts: false,
+        ..Open::new("host:eth1")
     };
     let opened = Opened {
         port: 4,

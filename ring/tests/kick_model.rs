@@ -17,6 +17,7 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
 use loom::thread;
 use vnplug_ring::layout::{MAX_DELAY_US, WAKE_AT, WAKE_SEQ};
 use vnplug_ring::wake::{self, Words};
+use vnplug_testing::panic_of;
 
 /// What is done otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -182,16 +183,9 @@ fn leaves(mutant: Mutant) -> bool {
             assert!(host.taken == FRAMES, "left");
         });
     };
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
-    let went = std::panic::catch_unwind(model);
-    std::panic::set_hook(hook);
-    let Err(why) = went else {
+    let Some(text) = panic_of(model) else {
         return false;
     };
-    let text = why.downcast_ref::<&str>().map(|it| (*it).to_owned());
-    let text = text.or_else(|| why.downcast_ref::<String>().cloned());
-    let text = text.unwrap_or_default();
     assert!(text.contains("left"), "{text}");
     true
 }

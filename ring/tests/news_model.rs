@@ -13,6 +13,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, AtomicUsize};
 use loom::thread;
 use vnplug_ring::news::{Board, Words};
+use vnplug_testing::panic_of;
 
 /// Which order is turned round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,16 +146,9 @@ fn loses(mutant: Mutant, places: [usize; 2]) -> bool {
             assert!(heard == [true; 2], "not heard");
         });
     };
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
-    let went = std::panic::catch_unwind(model);
-    std::panic::set_hook(hook);
-    let Err(why) = went else {
+    let Some(text) = panic_of(model) else {
         return false;
     };
-    let text = why.downcast_ref::<String>().cloned();
-    let text = text.or_else(|| why.downcast_ref::<&str>().map(|it| (*it).to_owned()));
-    let text = text.unwrap_or_default();
     assert!(
         text.contains("not heard") || text.contains("not seen"),
         "{text}"

@@ -15,6 +15,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 use vnplug_ring::posted::{Held, Mark};
+use vnplug_testing::panic_of;
 
 /// What is done otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,11 +128,7 @@ fn breaks(mutant: Mutant) -> bool {
             assert!(received || shared.receive());
         });
     };
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
-    let went = std::panic::catch_unwind(model);
-    std::panic::set_hook(hook);
-    went.is_err()
+    panic_of(model).is_some()
 }
 
 #[test]

@@ -351,5 +351,5 @@ fn time(time: SystemTime) -> String {
 const BACKLOG: usize = 8192;
 /// Different denials that people are told of.
 const NOTES: usize = 200;
-/// Nothing happened for so long: time for what can wait.
+/// If nothing happened for this time, there is time for what can wait.
 const IDLE: Duration = Duration::from_millis(200);

@@ -85,7 +85,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// The network of `address` with a prefix of so many bits; `None` if it is longer than an address, or if
+    /// The network of `address` with a prefix of `prefix` bits; `None` if that is longer than an address, or if
     /// bits of `address` behind the prefix are set.
     pub fn new(address: IpAddr, prefix: u8) -> Option<Self> {
         let network = Self {

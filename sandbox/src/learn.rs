@@ -106,7 +106,7 @@ fn put(ports: &mut Vec<RangeInclusive<u16>>, port: RangeInclusive<u16>) -> bool 
     is_new
 }
 
-/// So many rules are learnt: more is nothing that somebody reads.
+/// The most rules that are learnt: nobody would read more.
 const RULES: usize = 1000;
 
 #[cfg(test)]

@@ -165,7 +165,7 @@ impl Table {
 pub const LONGEST: Duration = Duration::from_secs(3600);
 /// How much longer an address has its name than its answer said.
 pub const GRACE: Duration = Duration::from_secs(60);
-/// So many names of addresses are known at once, and so many of each address.
+/// The most addresses whose names are known at once, and the most names of one.
 const MOST: usize = 65_536;
 const NAMES: usize = 64;
 

@@ -70,7 +70,7 @@ pub(crate) struct Look {
     /// All but the hash.
     who: Who,
     hash: Sha256,
-    /// So much of the file is in it.
+    /// How much of the file is in it.
     read: u64,
 }
 
@@ -86,17 +86,17 @@ struct Version {
 
 /// How many are remembered at most; each costs two descriptors.
 const MOST_THREADS: u64 = 4096;
-/// They may take so many of the descriptors that this process may have: one in this number.
+/// They may take this part of the descriptors that this process may have: one in 8.
 const SHARE: u64 = 8;
 const MOST_HASHES: usize = 4096;
 const MOST_PROCESSES: usize = 1024;
-/// So much of a command line is kept.
+/// The most of a command line that is kept.
 const MOST_LINE_BYTES: usize = 4096;
 /// Longest file that is read.
 const MOST_FILE_BYTES: u64 = 256 << 20;
-/// So much of a file is read in one go: about a millisecond.
+/// The most of a file that is read in one go: about a millisecond.
 const PIECE_BYTES: u64 = 1 << 20;
-/// So many ancestors are looked up.
+/// The most ancestors that are looked up.
 const MOST_ANCESTORS: usize = 16;
 /// Two ticks of the slowest clock by which the kernel stamps files (100 a second): a file that was changed longer ago gets
 /// another time when it is changed again. Linux 6.13 stamps finer on most file systems, and nobody says on which.
@@ -263,7 +263,7 @@ impl Look {
         (self.version.device, self.version.number)
     }
 
-    /// So much of it is read.
+    /// How much of it is read.
     pub(crate) fn read(&self) -> u64 {
         self.read
     }

@@ -65,7 +65,7 @@ struct Note {
 }
 
 impl Batch {
-    /// For at most so many frames, and as many bytes as `count` frames of `longest` bytes have.
+    /// For at most `count` frames, and as many bytes as these have if each is `longest`.
     pub(crate) fn new(count: usize, longest: usize) -> Self {
         Self {
             inbox: Inbox::new(count, longest),
@@ -80,7 +80,7 @@ impl Batch {
         }
     }
 
-    /// No more frames are taken when there are so many bytes.
+    /// No more frames are taken when there are `enough` bytes.
     pub(crate) fn until(self, enough: usize) -> Self {
         Self { enough, ..self }
     }
@@ -124,7 +124,7 @@ impl Batch {
         self.bytes
     }
 
-    /// Whether there is room for one more frame of so many bytes.
+    /// Whether there is room for one more frame of `len` bytes.
     #[inline]
     pub(crate) fn has_room(&self, len: usize) -> bool {
         !self.has_enough() && self.inbox.has_room(len)
@@ -182,7 +182,7 @@ impl Batch {
         self.push_all_or_begin(len, offload, None, fill)
     }
 
-    /// Whether the rest of a frame of so many bytes stays where it is.
+    /// Whether the rest of a frame of `len` bytes stays where it is.
     #[inline]
     pub(crate) fn would_leave(&self, len: usize) -> bool {
         self.leaves && len >= LEAST
@@ -234,7 +234,7 @@ impl Batch {
         true
     }
 
-    /// Where the next frame goes, with room for so many bytes, if there is.
+    /// Where the next frame of `len` bytes goes, if there is room.
     #[inline]
     pub(crate) fn place(&mut self, len: usize) -> Option<&mut [u8]> {
         match self.has_enough() {

@@ -59,7 +59,7 @@ impl Refused {
         self.0[reason as usize] += 1;
     }
 
-    /// So many more.
+    /// `count` more.
     pub(crate) fn add_all(&mut self, reason: Reason, count: u64) {
         self.0[reason as usize] += count;
     }
@@ -126,14 +126,14 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// So many more entered, each for one port.
+    /// `frames` more entered, each for one port.
     pub(crate) fn carried(&mut self, frames: u64) {
         self.entered += frames;
         self.unicast += frames;
         self.due += frames;
     }
 
-    /// So many that were given to ports, and waited there, are dropped after all.
+    /// `frames` that were given to ports, and waited there, are dropped after all.
     pub(crate) fn lost(&mut self, frames: u64) {
         self.enqueued -= frames;
         self.dropped_gone += frames;

@@ -18,8 +18,8 @@ use vnplug_path::source::{Queue, SourceError};
 use crate::board::{Switchboard, free, take};
 use crate::config::{SwitchConfig, VdeConfig};
 use crate::control::{Change, PATIENCE};
+use crate::door::Door;
 use crate::forward::Number;
-use crate::link::Entrance;
 use crate::sockets::door::{self as sockets, SocketsConfig};
 use crate::uplink::{Unplugged, Uplink};
 use crate::vde::door as vde;
@@ -79,7 +79,7 @@ struct Leaving(Receiver<Unplugged>);
 /// An entrance that is there.
 struct Standing {
     way: Way,
-    door: Box<dyn Entrance>,
+    door: Door,
 }
 
 /// An entrance as the configuration has it.
@@ -467,12 +467,13 @@ impl Standing {
     ) -> Result<Self, SourceError> {
         let (roster, line) = (&board.roster, board.line.clone());
         let made = match way.clone() {
-            Way::Vde(config) => vde::Open::new(name, config, roster)
-                .map(|open| Box::new(vde::Door::new(open, line)) as Box<dyn Entrance>),
-            Way::Sockets(config) => sockets::Open::new(name, config, longest, roster)
-                .map(|open| Box::new(sockets::Door::new(open, line)) as _),
-            Way::Vhost(config) => vhost::Open::new(name, config, longest, roster)
-                .map(|open| Box::new(vhost::Door::new(open, line)) as _),
+            Way::Vde(config) => vde::Open::new(name, config, roster).map(|open| open.door(line)),
+            Way::Sockets(config) => {
+                sockets::Open::new(name, config, longest, roster).map(|open| open.door(line))
+            }
+            Way::Vhost(config) => {
+                vhost::Open::new(name, config, longest, roster).map(|open| open.door(line))
+            }
         };
         let what = |error: io::Error| {
             let what = match &way {

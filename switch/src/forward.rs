@@ -470,7 +470,7 @@ impl Forwarder {
         }
     }
 
-    /// So many ports more, or fewer, have rules.
+    /// `more` ports have rules now, and `fewer` have none any more.
     fn count(&mut self, more: usize, fewer: usize) {
         self.ruled = self.ruled + more - fewer;
         self.has_rules = self.ruled > 0 || !self.statics.is_empty();

@@ -35,6 +35,7 @@
 //! | `roster.rs` | which ports are taken, and by whom |
 //! | `control.rs` | how other threads speak to the one that forwards |
 //! | `entrances.rs` | which entrances there are, and how they come and go |
+//! | `door.rs` | an entrance: made with the switch, opened later |
 //! | `porter.rs` | what entrances have in common: threads, files, strangers |
 //! | `backlog.rs` | frames that wait for a reader |
 //! | `vhost/` | the entrance for virtual machines |
@@ -49,6 +50,7 @@ mod config;
 mod control;
 pub mod counts;
 mod direct;
+mod door;
 mod edits;
 mod emulation;
 mod entrances;

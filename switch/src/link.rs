@@ -1,6 +1,6 @@
 //! How frames come from the far end of a port, and go there: one kind a file, the same trait.
 //!
-//! A link is used by the thread of the switch, and no call of it waits for the far end. An entrance ([`Entrance`])
+//! A link is used by the thread of the switch, and no call of it waits for the far end. An entrance ([`Door`](crate::door::Door))
 //! makes links for those who join, and is told of links that can serve no longer ([`Losses`]).
 
 use std::io;
@@ -95,12 +95,6 @@ pub(crate) struct Given {
 /// The far end ended the connection, as it may.
 pub(crate) fn hung_up() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "the far end hung up")
-}
-
-/// Lets programs and machines of one kind join.
-pub(crate) trait Entrance: Send {
-    /// Opens, once. By then the daemon has given up its privileges.
-    fn open(&mut self);
 }
 
 /// Tells an entrance of ports that the thread that forwards has closed.

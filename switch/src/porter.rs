@@ -115,7 +115,7 @@ impl Drop for Shift {
     }
 }
 
-/// Waits for what an epoll instance watches, at most so long: the numbers of what has news.
+/// Waits for what an epoll instance watches, `limit` at most: the numbers of what has news.
 pub(crate) fn wait(epoll: &OwnedFd, limit: Duration, mut has_news: impl FnMut(u64)) {
     let mut events = [Event {
         flags: EventFlags::empty(),

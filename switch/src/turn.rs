@@ -200,7 +200,7 @@ impl Passed {
         is_whole
     }
 
-    /// What is said of them, of so many with those that are none.
+    /// What is said of them; `count`: with those that are no frames.
     pub(crate) fn received(self, count: usize, is_unread: bool) -> Received {
         let Self { frames, bytes } = self;
         match is_unread {

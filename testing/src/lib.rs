@@ -6,10 +6,11 @@
 //! nobody measures with these: a test that promises a time keeps its own.
 //!
 //! And where they write: a [`TestDir`]. Randomized tests throw [`Dice`]. What a command line has, some page
-//! says: [`Pages`].
+//! says: [`Pages`]. What is to panic does so quietly: [`panic_of`].
 
 mod dice;
 mod pages;
+mod panic;
 
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 
 pub use dice::Dice;
 pub use pages::Pages;
+pub use panic::panic_of;
 
 /// Waits until a condition holds.
 ///

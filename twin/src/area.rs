@@ -60,7 +60,7 @@ impl Area {
                 let (read, shared) = (ProtFlags::READ, MapFlags::SHARED);
                 // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
                 let from = unsafe { mmap(ptr::null_mut(), len, read, shared, map.fd.as_fd(), 0) }?;
-                // SAFETY: both have so many bytes, and do not overlap; the mapping is given back once.
+                // SAFETY: both have `len` bytes, and do not overlap; the mapping is given back once.
                 unsafe {
                     ptr::copy_nonoverlapping(from.cast_const(), at, len);
                     let _ = munmap(from, len);
@@ -115,7 +115,7 @@ impl Area {
         {
             return false;
         }
-        // SAFETY: so many bytes are mapped there. The kernel may write a map meanwhile; a copy of bytes bears
+        // SAFETY: as many bytes are mapped there. The kernel may write a map meanwhile; a copy of bytes bears
         // that as the kernel's own does.
         unsafe { ptr::copy_nonoverlapping(self.at(from), to.as_mut_ptr(), to.len()) };
         true

@@ -123,7 +123,7 @@ pub(crate) enum Op {
         right: Right,
         off: i16,
     },
-    /// The order of bytes: of so many bits; `None`: in any case turned round, else as this says.
+    /// The order of bytes in the low `bits`. `to_big`: the order that they get; `None`: they are turned round in any case.
     Swap {
         dst: u8,
         bits: i32,

@@ -460,7 +460,7 @@ impl<'a> Emitter<'a> {
         self.go_on_if_left(fuel);
     }
 
-    /// Takes fuel for so many instructions; leaves the function if there is none left.
+    /// Takes fuel for these `instructions`; leaves the function if there is none left.
     fn pay(&mut self, instructions: usize) {
         let fuel = self.b.ins().load(I64, MEMORY, self.host, FUEL);
         let fuel = self.b.ins().iadd_imm_s(fuel, -(instructions as i64));

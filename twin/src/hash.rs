@@ -49,7 +49,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Of a map with keys of so many bytes, which forgets the oldest if it is full, or does not.
+    /// Of a map with keys of `key_bytes`, which forgets the oldest if it is full, or does not.
     pub(crate) fn of(spec: &MapSpec, key_bytes: u32, forgets: bool) -> Self {
         let room = if forgets { ROOM_TO_FORGET } else { ROOM };
         let slots = u64::from(spec.entries) * u64::from(room);

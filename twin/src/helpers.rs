@@ -80,7 +80,7 @@ impl Host {
         let Some(from) = self.place(at, to.len()) else {
             return false;
         };
-        // SAFETY: so many bytes lie there, in the area, which is mapped whole while the host lives. Maps in it
+        // SAFETY: as many bytes lie there, in the area, which is mapped whole while the host lives. Maps in it
         // may be written meanwhile by the kernel; a copy of bytes bears that as the kernel's own does.
         unsafe { ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
         true
@@ -125,7 +125,7 @@ impl Host {
         }
     }
 
-    /// A place in the frame, of so many bytes.
+    /// A place in the frame, of `len` bytes.
     fn in_frame(&self, offset: u64, len: u64) -> Option<u64> {
         let frame = u64::from(self.data_end - self.data);
         let end = (offset & 0xffff_ffff).checked_add(len)?;

@@ -55,7 +55,7 @@ impl Drop for Seat {
     }
 }
 
-/// Places of an entry, on a machine with so many CPUs.
+/// Places of an entry, on a machine with this number of `cpus`.
 pub(crate) fn places(cpus: u32) -> u32 {
     cpus + SEATS
 }

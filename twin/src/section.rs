@@ -82,7 +82,7 @@ fn renamed(object: &[u8]) -> Option<Vec<u8>> {
     Some(made)
 }
 
-/// A number of so many bytes.
+/// A number of `BYTES` bytes.
 fn number<const BYTES: usize>(object: &[u8], at: usize) -> Option<u64> {
     let mut wide = [0; 8];
     let bytes = object.get(at..at.checked_add(BYTES)?)?;

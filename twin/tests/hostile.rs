@@ -370,7 +370,7 @@ fn what_is_no_program_is_refused() {
 #[test]
 fn what_helpers_copy_is_paid_for() {
     let map = Array::create("long", 1 << 20, 1, false).unwrap();
-    // bpf_map_update_elem of a megabyte onto itself, so many times.
+    // bpf_map_update_elem of a megabyte onto itself, again and again.
     let copies = |times: usize| {
         let mut list = vec![(0x62, 10, 0, -4, 0)];
         for _ in 0..times {
@@ -443,7 +443,7 @@ fn what_cannot_be_paid_for_is_not_copied() {
 
 #[test]
 fn what_helpers_take_long_for_is_paid_for() {
-    // So many times the sum of 64 bytes less that of 64 others.
+    // Again and again: the sum of 64 bytes less that of 64 others.
     let sums = |times: i32| {
         let mut list: Vec<_> = (1..=8).map(|word| (0x7a, 10, 0, -8 * word, 0)).collect();
         list.extend([
@@ -462,7 +462,7 @@ fn what_helpers_take_long_for_is_paid_for() {
         ]);
         code(&list)
     };
-    // So many looks at the clock.
+    // Looks at the clock.
     let looks = |times: i32| {
         code(&[
             (0xb7, 6, 0, 0, times),

@@ -63,7 +63,7 @@ fn while_running(mut other: Instance, mut seen: impl FnMut() -> bool) -> bool {
 #[test]
 fn a_word_that_is_loaded_twice_may_differ() {
     let map = Array::create("twice", VALUE_BYTES, 1, false).unwrap();
-    // So many times: the word, and a while later again. Counts when they differed.
+    // Again and again: the word, and a while later the word again. Counts when they differed.
     let reader = |second: &[Words]| {
         let mut list = word(&map).to_vec();
         list.extend([(0xb7, 0, 0, 0, 0), (0xb7, 7, 0, 0, 100)]);
@@ -108,7 +108,7 @@ fn a_word_that_is_loaded_twice_may_differ() {
 #[test]
 fn of_two_stores_to_a_word_the_first_is_seen() {
     let map = Array::create("first", VALUE_BYTES, 1, false).unwrap();
-    // So many times: 1, and a while later 2.
+    // Again and again: 1, and a while later 2.
     let writer = |first: Words| {
         let mut list = word(&map).to_vec();
         list.push((0xb7, 7, 0, 0, 100));

@@ -11,9 +11,9 @@ use tokio::sync::Mutex;
 use vnplug::{Client, Counted, Error};
 use vnplug_ring::counters::label;
 
-/// So long an answer is good for whoever else asks.
+/// How long an answer is good for whoever else asks.
 const FRESH: Duration = Duration::from_secs(1);
-/// So long the daemon has for each of its answers; Prometheus waits for 10 s.
+/// How long the daemon has for each of its answers; Prometheus waits for 10 s.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 /// What the daemon answered.

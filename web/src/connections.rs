@@ -388,7 +388,7 @@ fn keep_alive(stream: &TcpStream) {
     }
 }
 
-/// A silent peer is asked whether it is there after so long, so often, and so many times.
+/// When a silent peer is asked whether it is there, how long after that again, and how often.
 const KEEP_IDLE: Duration = Duration::from_secs(60);
 const KEEP_EVERY: Duration = Duration::from_secs(15);
 const KEEP_TRIES: u32 = 4;

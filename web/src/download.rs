@@ -194,7 +194,7 @@ const UNREAD: HeaderName = HeaderName::from_static("vnplug-unread");
 const MOST_DAMAGE: usize = 20;
 /// Pieces of up to 320 KiB that wait for the connection.
 const QUEUE: usize = 4;
-/// A client that takes nothing for so long is given up.
+/// After this time a client that takes nothing is given up.
 const STALLED: Duration = Duration::from_secs(60);
 /// How long the answer waits for its first packet.
 const FIRST: Duration = Duration::from_secs(2);

@@ -321,7 +321,7 @@ const LOGIN: &str = "/login";
 const LOGOUT: &str = "/logout";
 const NOBODY: &str = "-";
 const COOKIE: &str = "__Host-vnplug";
-/// For so long a browser is logged in.
+/// How long a browser is logged in.
 const SESSION: Duration = Duration::from_secs(12 * 3600);
 /// Sessions of one user.
 const SESSIONS: usize = 20;
@@ -333,9 +333,9 @@ const POLLED: [&str; 5] = [
     "/api/check",
     "/api/count",
 ];
-/// What is asked again and again is written again after so long.
+/// After this time what is asked again and again is written again.
 const AGAIN: Duration = Duration::from_secs(60);
-/// So many characters are written of a method, a path and a query.
+/// The most characters of a method, a path and a query that are written.
 const MOST_WRITTEN: usize = 200;
 /// Accesses that are counted at a time.
 const REMEMBERED: usize = 1000;

@@ -152,7 +152,7 @@ fn rounded(rate: f64) -> f64 {
 const MOST: usize = 200;
 /// Rates that the curve of a row shows.
 const SHORT: usize = 20;
-/// After so long without an answer the next one begins anew.
+/// After this time without an answer the next one begins anew.
 const UNSEEN: Duration = Duration::from_secs(15);
 
 #[cfg(test)]

@@ -273,5 +273,5 @@ fn note(tail: &mut Vec<Chunk>, from: u64, packet: &Packet<'_>) {
 
 /// As in an index.
 const CHUNK_BYTES: u64 = 256 << 10;
-/// A file that was modified so long ago has its last modification in its stamp.
+/// A file that was modified this time ago has its last modification in its stamp.
 const SETTLED: Duration = Duration::from_secs(2);

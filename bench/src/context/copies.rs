@@ -18,7 +18,7 @@ use crate::row::{Figure, Limit, Plan, Result, Samples};
 
 /// Lengths of frames; the longest is a super-frame's.
 const LENGTHS: [usize; 4] = [60, 1514, 9014, 65_000];
-/// So much of a frame would have to be the daemon's own: what is judged, and may not be written over.
+/// How much of a frame would have to be the daemon's own: what is judged, and may not be written over.
 const HEADERS: usize = 128;
 const RING: u64 = 4 << 20;
 

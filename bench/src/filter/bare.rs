@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::many::{HOSTS, NOT_EACH, RING, per_packet};
+use super::hosts::{HOSTS, NOT_EACH, RING, per_packet};
 
 /// A table from hosts to ports, without anything that makes it a filter.
 pub(super) struct Bare {

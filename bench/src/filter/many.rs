@@ -22,17 +22,12 @@ use vnplug_ring::layout::{Geometry, ring_size};
 use vnplug_ring::{Consumer, Producer, Region};
 
 use super::bare::Bare;
+use super::hosts::{FIRST_PORT, HOSTS, NOT_EACH, RING, packets, per_packet};
 use super::libpcap::{Compiled, Judges};
 use super::{PCAP, processor_time};
 use crate::row::{Figure, Limit, Plan, Result, Samples};
 use crate::sys;
 
-/// Hosts on the wire.
-pub(super) const HOSTS: usize = 10_000;
-/// Different frames.
-const FRAMES: usize = 16 * MAX_BATCH;
-/// Bytes of a port's ring.
-pub(super) const RING: u64 = 1 << 14;
 /// Programs whose run in the kernel is timed, of those that are to be run one after the other.
 const SAMPLE: usize = 16;
 /// Bytes of machine code.
@@ -84,10 +79,6 @@ impl Shape {
         }
     }
 }
-
-const FIRST_PORT: usize = 10_000;
-/// Of [`Shape::Not`] one in this many filters cannot be looked up.
-pub(super) const NOT_EACH: usize = 20;
 
 /// Cost per packet with `count` filters of each shape.
 pub(crate) fn against_sequences(plan: &Plan, count: usize) -> Result<Vec<Figure>> {
@@ -288,41 +279,6 @@ fn in_kernel(programs: &[Arc<Program>], packets: &[Vec<u8>]) -> Result<f64> {
         runs += 1.0;
     }
     Ok(nanos / runs * programs.len() as f64)
-}
-
-/// Runs `some`, which says how many packets it took, for a while.
-pub(super) fn per_packet(time: Duration, mut some: impl FnMut() -> usize) -> f64 {
-    some();
-    let (begin, mut packets) = (processor_time(), 0);
-    loop {
-        packets += some();
-        let took = processor_time() - begin;
-        if took >= time.as_nanos() as f64 {
-            return took / packets as f64;
-        }
-    }
-}
-
-/// UDP packets of 60 bytes from hosts taken at random.
-pub(super) fn packets() -> Vec<Vec<u8>> {
-    let mut state = 0x5eed_u64;
-    let mut random = move |below: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 20) as usize % below
-    };
-    let mut packet = || {
-        let host = random(HOSTS);
-        let port = ((FIRST_PORT + host) as u16).to_be_bytes();
-        let mut bytes = vec![2; 12];
-        bytes.extend([8, 0, 0x45, 0, 0, 46, 0, 1, 0x40, 0, 64, 17, 0, 0]);
-        bytes.extend([10, (host >> 8) as u8, host as u8, 1, 198, 18, 0, 1]);
-        bytes.extend([port[0], port[1], 0, 9, 0, 26, 0, 0]);
-        bytes.resize(60, 0);
-        bytes
-    };
-    (0..FRAMES).map(|_| packet()).collect()
 }
 
 fn frame(bytes: &[u8]) -> Frame<'_> {

@@ -6,6 +6,7 @@
 //! The kernel can run a program only on one frame again and again; there ours does the same.
 
 mod bare;
+mod hosts;
 mod libpcap;
 mod many;
 mod targets;

@@ -13,7 +13,7 @@ use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, value};
 
 use super::bare::Bare;
-use super::many::packets;
+use super::hosts::packets;
 use crate::row::{Figure, Plan, Result, Samples};
 use crate::{limit, sys};
 

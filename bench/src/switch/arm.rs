@@ -26,7 +26,7 @@ enum Process {
 }
 
 impl Arm {
-    /// A daemon's switch `lan0` for so many ports, whose thread has one CPU if that is given.
+    /// A daemon's switch `lan0` for this number of `ports`, whose thread has one CPU if that is given.
     pub(super) fn ours(lab: &Lab, ports: usize, cpu: Option<usize>) -> Result<Self> {
         let dir = lab.dir().join("lan0.ctl");
         let cpus = cpu.map_or_else(String::new, |cpu| format!(",cpus={cpu}"));
@@ -39,7 +39,7 @@ impl Arm {
         })
     }
 
-    /// A `vde_switch` for so many ports, on one CPU if that is given.
+    /// A `vde_switch` for this number of `ports`, on one CPU if that is given.
     pub(super) fn theirs(lab: &Lab, ports: usize, cpu: Option<usize>) -> Result<Self> {
         let dir = lab.dir().join("vde.ctl");
         // It gives nobody the number 0.

@@ -64,7 +64,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a frame so many times, as far as the switch's socket takes it now; how many it took.
+    /// Sends a frame `times` times, as far as the switch's socket takes it now; how many it took.
     pub(super) fn offer(&self, frame: &[u8], times: usize) -> Result<usize> {
         let nothing: &[u8] = &[];
         let frames = std::iter::repeat_n((frame, nothing), times);

@@ -29,7 +29,7 @@ struct Segment {
 }
 
 impl Frames {
-    /// Datagrams of UDP, without a checksum, in frames of so many bytes.
+    /// Datagrams of UDP, without a checksum, in frames of `len` bytes.
     pub(super) fn datagrams(len: usize) -> Self {
         let mut frame = ethernet(FROM, TO);
         let datagram = len - frame.len() - 20;
@@ -45,7 +45,7 @@ impl Frames {
         Self::of(Kind::Acks, Self::ack_of(ANSWERED))
     }
 
-    /// Segments of a million connections, one of each, with so many bytes of payload.
+    /// Segments of a million connections, one of each, with `payload` bytes.
     pub(super) fn flows(payload: usize) -> Self {
         let first = Segment {
             from: FROM,
@@ -67,7 +67,7 @@ impl Frames {
         super::ring::frame(60, to, from)
     }
 
-    /// Segments from the second port to the first that can be merged, behind so many of their like.
+    /// Segments from the second port to the first that can be merged, behind `times` of their like.
     pub(super) fn to_merge(times: u32) -> Vec<Vec<u8>> {
         let segment = |nth: u32| Segment {
             from: TO,
@@ -86,7 +86,7 @@ impl Frames {
         (0..MERGED).map(frame).collect()
     }
 
-    /// An ACK of so many times as many segments.
+    /// An ACK of `times` as many segments.
     pub(super) fn ack_of(times: u32) -> Vec<u8> {
         let ack = Segment {
             from: FROM,
@@ -165,7 +165,7 @@ impl Segment {
     }
 }
 
-/// Of the first byte behind so many times as many segments as are merged.
+/// The number of the first byte behind `times` as many segments as are merged.
 fn number(times: u32) -> u32 {
     ISN.wrapping_add(times * MERGED * MSS)
 }

@@ -55,7 +55,7 @@ impl Bulk {
 }
 
 impl Guests {
-    /// Boots so many, all at once, each made of what `config` says of its number; this program and
+    /// Boots `count` of them, all at once, each made of what `config` says of its number; this program and
     /// `ethtool` are added.
     pub(super) fn boot(
         lab: &Lab,
@@ -351,10 +351,7 @@ impl Guests {
 
     /// Runs a command in one of them, which must succeed.
     pub(super) fn ran(&self, at: usize, command: &str) -> Result<String> {
-        ran(
-            self.0.get(at).ok_or("so many guests there are not")?,
-            command,
-        )
+        ran(self.0.get(at).ok_or("there is no such guest")?, command)
     }
 
     /// Processor time of all of them on the host, to 10 ms each.
@@ -363,7 +360,7 @@ impl Guests {
     }
 
     fn starts(&self, at: usize, talk: &Talk, window: Window) -> Result<Job> {
-        let guest = self.0.get(at).ok_or("so many guests there are not")?;
+        let guest = self.0.get(at).ok_or("there is no such guest")?;
         Ok(guest.spawn(&format!("exec {}", talk.command(window)))?)
     }
 }

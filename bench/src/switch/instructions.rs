@@ -82,7 +82,7 @@ pub(crate) fn instructions(plan: &Plan) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Instructions of a daemon that forwards so many bursts, from its start to its end.
+/// Instructions of a daemon that forwards this number of `bursts`, from its start to its end.
 fn counted(kind: &Kind, bursts: usize) -> Result<u64> {
     let lab = Lab::new()?;
     let socket = lab.dir().join("lan0.sock");
@@ -107,7 +107,7 @@ fn counted(kind: &Kind, bursts: usize) -> Result<u64> {
                 None => from.push(frames.this()),
             };
             if !has_room {
-                return Err("a card has no room for so many frames at once".into());
+                return Err("a card has no room for all of these frames at once".into());
             }
             frames.advance();
         }

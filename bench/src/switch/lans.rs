@@ -8,7 +8,7 @@ use vnplug_e2e::{Lab, Netns};
 
 use crate::row::Result;
 
-/// Both, for so many guests.
+/// Both, for a number of guests.
 pub(super) struct Lans {
     pub(super) daemon: Daemon,
     pub(super) netns: Netns,
@@ -24,7 +24,7 @@ impl Lans {
         Self::with_lanes(guests, None)
     }
 
-    /// With a second switch of so many lanes.
+    /// With a second switch of this number of `lanes`.
     pub(super) fn with_lanes(guests: usize, lanes: Option<usize>) -> Result<Self> {
         let (lab, netns) = (Lab::new()?, Netns::new()?);
         let [socket, laned] = ["lan0", "lan1"].map(|lan| lab.dir().join(format!("{lan}.sock")));

@@ -46,7 +46,7 @@ struct Series {
     all: Datagrams,
 }
 
-/// The ways that are measured with so many pairs.
+/// The ways that are measured with this number of `pairs`.
 fn ways(pairs: usize) -> Vec<Way> {
     let rings = RINGS.iter().filter(|_| pairs == 1);
     WAYS.iter()

@@ -34,7 +34,7 @@ const STAY: usize = 10;
 const PPS: f64 = 20_000.0;
 const LEN: usize = 1514;
 
-/// Samples of one switch with so many ports.
+/// Samples of one switch with one number of ports.
 #[derive(Default)]
 struct Series {
     rate: Samples,
@@ -146,7 +146,7 @@ impl Drop for Idle {
     }
 }
 
-/// The process of [`Idle`]: joins so many times, and stays until its input ends.
+/// The process of [`Idle`]: joins `ports` times, and stays until its input ends.
 pub(crate) fn idle(args: &[String]) -> Result<()> {
     let [dir, ports] = args else {
         return Err("child idle DIRECTORY PORTS".into());

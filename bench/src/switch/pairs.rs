@@ -65,7 +65,7 @@ pub(super) const fn way(
 }
 
 impl Site {
-    /// Boots so many guests on all of it.
+    /// Boots this number of guests on all of it.
     fn new(guests: usize) -> Result<Self> {
         Self::with(guests, &[])
     }
@@ -157,7 +157,7 @@ struct Series {
     lost: Samples,
 }
 
-/// So many guests, in pairs.
+/// How many guests there are, in pairs.
 pub(crate) fn pairs(plan: &Plan, guests: usize) -> Result<Vec<Figure>> {
     let site = Site::new(guests)?;
     let pairs = guests / 2;
@@ -213,7 +213,7 @@ fn note(guests: usize, way: Way, mbps: f64, time: Duration) -> String {
     )
 }
 
-/// Mb/s of each flow of datagrams in the thesis' measurement with so many machines: half of what a
+/// Mb/s of each flow of datagrams in the thesis' measurement with as many machines: half of what a
 /// machine had by TCP over shared memory, the faster of its two ways.
 fn published_mbps(guests: usize) -> f64 {
     match guests {

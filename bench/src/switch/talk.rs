@@ -161,7 +161,7 @@ fn take(begin: Instant, end: Instant) -> Result<()> {
     Ok(())
 }
 
-/// Takes so many streams; the bytes that came of all of them between two instants.
+/// Takes `count` streams; the bytes that came of all of them between two instants.
 pub(super) fn taken(begin: Instant, end: Instant, count: usize) -> Result<u64> {
     let listener = TcpListener::bind(("0.0.0.0", PORT))?;
     let take = || -> std::result::Result<u64, String> {

@@ -254,6 +254,6 @@ impl Series {
     }
 }
 
-const NO_ROOM: &str = "a ring has no room for so many frames at once";
+const NO_ROOM: &str = "a ring has no room for all of these frames at once";
 /// Until everything that was sent has come.
 const SETTLED: Duration = Duration::from_millis(100);

@@ -15,7 +15,7 @@ use vnplug_e2e::daemon::{Daemon, counted, value};
 use crate::row::{Figure, Plan, Result, Samples};
 use crate::streams;
 
-/// Pairs of containers, each with a stream; so many of them are upcalls.
+/// Pairs of containers, each with a stream; none to all of the streams are upcalls.
 const PAIRS: usize = 9;
 const PEER: &str = "Linux bridge, veths";
 

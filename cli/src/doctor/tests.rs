@@ -348,7 +348,7 @@ fn labelled(mut one: Counted, labels: &[(&str, &str)]) -> Counted {
     one
 }
 
-/// A source that has seen so many, of which the kernel dropped some early, and a port on it.
+/// A source that has seen `seen` packets, of which the kernel dropped `early` early, and a port on it.
 fn wire(seen: u64, early: u64, port: &[(&str, u64)], filter: &str) -> Vec<Counted> {
     let source = counted("source", "eth1", &[("seen", seen), ("early", early)]);
     let port = counted("port", "3", port);

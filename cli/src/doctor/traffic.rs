@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::list::value;
 use crate::text::grouped;
 
-/// For so long it counts packets.
+/// How long it counts packets.
 const COUNTED: Duration = Duration::from_secs(1);
 
 /// Looks at the way of a second's packets. `before`: the counters of a moment ago.
@@ -353,7 +353,7 @@ pub(super) fn tried(role: Role, devices: &[Tried]) -> Finding {
     )
 }
 
-/// So many of them are told, tried.
+/// The most of them that are told, and tried.
 const TOLD: usize = 3;
 const TRIED: usize = 8;
 const FEW: u64 = 5;

@@ -178,7 +178,7 @@ const AHEAD: usize = 1024;
 /// How soon a signal is seen.
 const LOOK: Duration = Duration::from_millis(50);
 const CONNECT: Duration = Duration::from_secs(5);
-/// After so much silence the kernel asks whether the server is there.
+/// After this silence the kernel asks whether the server is there.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 /// As often, each time after so long: it is gone after a minute. Linux by itself waits for eleven more.
 const ASK: u32 = 3;

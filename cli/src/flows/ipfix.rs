@@ -232,7 +232,7 @@ const HEADER: usize = 16;
 /// Bytes of records in a message, with which it fits a frame of Ethernet.
 const LONGEST: usize = 1200;
 const ROOM: usize = RECORD[1];
-/// So many messages go at once to a collector.
+/// The most messages that go at once to a collector.
 const BURST: u64 = 32;
 const PAUSE: Duration = Duration::from_millis(5);
 

@@ -61,7 +61,7 @@ pub(crate) fn gro(text: &str) -> Result<u8, String> {
         _ if text == "off" => Ok(0),
         Ok(segments) if most.contains(&usize::from(segments)) => Ok(segments),
         _ => Err(format!(
-            "so many segments become one: 1 to {MAX_SEGMENTS}, or off"
+            "how many segments become one: 1 to {MAX_SEGMENTS}, or off"
         )),
     }
 }

@@ -171,7 +171,7 @@ fn quote(text: &str) -> String {
 
 const MOST_TEXT: u64 = 64 << 10;
 const MOST_LINES: usize = 16;
-/// So long a target is waited for that is told to end.
+/// How long a target is waited for that is told to end.
 const CANCEL_LIMIT: Duration = Duration::from_secs(10);
 const SSH: [&str; 4] = [
     "BatchMode=yes",

@@ -17,7 +17,7 @@ pub(super) struct Answer {
     pub(super) told: Result<(String, Vec<Counted>), String>,
 }
 
-/// So long the daemon has to answer.
+/// How long the daemon has to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Asks as often as this; it ends with who listens.

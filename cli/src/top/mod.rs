@@ -115,7 +115,7 @@ fn interrupted(error: std::io::Error) -> std::io::Result<bool> {
 
 /// More often than so, asking is what the daemon does.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// So long a new answer, or a signal, waits to be seen.
+/// How long a new answer, or a signal, waits to be seen.
 const LOOK: Duration = Duration::from_millis(100);
-/// What nobody changed is drawn again after so long: it says for how many seconds the daemon has not answered.
+/// After this time what nobody changed is drawn again: it says for how many seconds the daemon has not answered.
 const ANEW: Duration = Duration::from_secs(1);

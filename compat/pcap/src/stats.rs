@@ -96,7 +96,7 @@ thread_local! {
     static ASKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A port is not reopened so often.
+/// More often than a port is reopened.
 const ATTEMPTS: u32 = 3;
 /// Longest wait for the daemon's counters.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -166,7 +166,7 @@ impl Gate {
         self.received.fetch_add(packets, Ordering::Relaxed);
     }
 
-    /// So many packets were lost before a packet that was taken.
+    /// `lost` packets were lost before a packet that was taken.
     pub(crate) fn add_dropped(&self, lost: u64) {
         let told = self.told.fetch_add(lost, Ordering::Relaxed) + lost;
         self.set_dropped(told);

@@ -22,12 +22,12 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
-use vnplug::{Error, Next, Port, PortOptions, code};
+use vnplug::{Error, Next, Patience, Port, PortOptions, code};
 
 use crate::address::Address;
 use crate::ffi;
@@ -128,24 +128,21 @@ impl Plug {
     /// Sends a frame. One that the ring has no room for waits, if `waits` and the program did not make
     /// the descriptor non-blocking; not for ever.
     pub(crate) fn send(&self, frame: &[u8], waits: bool) -> Result<usize, Errno> {
-        let mut start = None;
-        let mut pause = FIRST_PAUSE;
+        let mut patience = None;
         loop {
             let mut inner = self.lock();
-            match inner.push(frame)? {
+            match inner.push(frame, &mut patience)? {
                 Pushed::Done => return Ok(frame.len()),
                 Pushed::Full if !waits || inner.is_nonblocking() => return Err(Errno::AGAIN),
                 Pushed::Full if inner.is_stuck => return Err(Errno::NOBUFS),
                 Pushed::Full => {}
             }
-            let start = *start.get_or_insert_with(Instant::now);
-            if start.elapsed() > LONGEST_WAIT {
+            let Some(pause) = patience.as_mut().and_then(Patience::pause) else {
                 inner.is_stuck = true;
                 return Err(Errno::NOBUFS);
-            }
+            };
             drop(inner);
             thread::sleep(pause);
-            pause = (pause * 2).min(LAST_PAUSE);
         }
     }
 
@@ -185,13 +182,22 @@ impl Inner {
         self.settled(taken)
     }
 
-    fn push(&mut self, frame: &[u8]) -> Result<Pushed, Errno> {
+    /// `patience` is that of a frame that waits. It begins here, and one that has waited is pushed only when there is room
+    /// as [`Outbox::has_room_for`](vnplug::Outbox::has_room_for) has it.
+    fn push(&mut self, frame: &[u8], patience: &mut Option<Patience>) -> Result<Pushed, Errno> {
         self.check()?;
         let pushed = match self.port.outbox() {
             Ok(outbox) if frame.len() > outbox.max_frame() => return Err(Errno::MSGSIZE),
             Ok(outbox) => {
-                let pushed = outbox.push(frame);
+                let has_room = match patience {
+                    Some(patience) => outbox.has_room_for(frame.len(), patience),
+                    None => Ok(true),
+                };
+                let pushed = has_room.and_then(|has_room| Ok(has_room && outbox.push(frame)?));
                 outbox.flush();
+                if matches!(pushed, Ok(false)) {
+                    patience.get_or_insert_with(|| outbox.patience(LONGEST_WAIT));
+                }
                 pushed
             }
             Err(error) => Err(error),
@@ -298,8 +304,5 @@ pub(crate) fn tell(text: &str) {
 /// Bytes of the frame that is none.
 const NO_FRAME: usize = 1;
 const ETHERNET_HEADER: usize = 14;
-/// Between two looks at a ring without room; nobody tells of room.
-const FIRST_PAUSE: Duration = Duration::from_micros(20);
-const LAST_PAUSE: Duration = Duration::from_millis(1);
 /// How long a frame waits for room.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);

@@ -66,7 +66,7 @@ impl Wire {
         })
     }
 
-    /// Sends `count` small frames of run `run`, so many per second or as fast as the generator can.
+    /// Sends `count` small frames of run `run`, `pps` in a second or as fast as the generator can.
     pub(super) fn send(&self, pps: Option<u64>, count: u64, run: u32) -> Result<Passed> {
         let before = self.received()?;
         let stream = Stream {

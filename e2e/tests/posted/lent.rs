@@ -42,7 +42,7 @@ fn two(daemon: &Daemon) -> (Bundle, Port, Port) {
     (bundle, first, last)
 }
 
-/// Sends so many frames, and sends on by the one port of the bundle what the other one has, until all arrived: how many.
+/// Sends `count` frames, and sends on by the one port of the bundle what the other one has, until all arrived.
 fn carry(bundle: &mut Bundle, first: &mut Port, last: &mut Port, count: usize) {
     let [from, to] = bundle.ports() else {
         panic!("two ports");

@@ -172,7 +172,7 @@ fn who_waits_for_room_to_send_receives_meanwhile() {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
-        // So much room there never is.
+        // There never is that much room.
         let room = middle.wait_for_room(1 << 30, Duration::from_millis(500));
         over.store(true, Ordering::Relaxed);
         assert_eq!(room, Ok(false));

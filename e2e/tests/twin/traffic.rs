@@ -18,7 +18,7 @@ pub(super) fn numbered(site: &Containers, meanwhile: impl Fn()) -> (u64, u64, u6
     numbered_of(site, 8, meanwhile)
 }
 
-/// The same with so many bytes in each.
+/// The same with `len` bytes in each.
 fn numbered_of(site: &Containers, len: usize, meanwhile: impl Fn()) -> (u64, u64, u64) {
     let [one, two] = [&site.all[0], &site.all[1]];
     let to = format!("{}:9000", address(2));

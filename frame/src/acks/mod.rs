@@ -47,7 +47,7 @@ impl Default for Acks {
 }
 
 impl Acks {
-    /// The receiver was given this frame, which has so many bytes of payload; merged of segments of `size`.
+    /// The receiver was given this frame, merged of segments with `size` bytes of payload each; `None`: it was not merged.
     pub fn given(&mut self, segment: &Segment<'_>, size: Option<u16>) {
         let flags = segment.flags();
         let fin = flags & flag::FIN;

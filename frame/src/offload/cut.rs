@@ -29,7 +29,7 @@ pub struct Piece<'a> {
 }
 
 impl<'a> Piece<'a> {
-    /// Its first bytes, at most so many, in its two parts.
+    /// Its first bytes, at most `most`, in its two parts.
     pub fn cut_to(&self, most: u32) -> (&'a [u8], &'a [u8]) {
         let most = most as usize;
         let head = &self.head[..self.head.len().min(most)];

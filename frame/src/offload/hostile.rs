@@ -174,7 +174,7 @@ fn extensions(dice: &mut impl FnMut(usize) -> usize, protocol: u8) -> (u8, Vec<u
     (first, headers)
 }
 
-/// The checksum counts from so many bytes later.
+/// The checksum counts from `len` bytes later.
 fn move_sum(offload: &mut Offload, len: usize) {
     offload.csum_start = offload.csum_start.wrapping_add(len as u16);
 }

@@ -196,5 +196,5 @@ fn is_served(path: &Path) -> bool {
 const MAX_PER_USER: usize = 256;
 /// Connections of all.
 const MAX_APPS: usize = 1024;
-/// While so much waits for the host, nothing more is read of who speaks to back-ends.
+/// While this much waits for the host, nothing more is read of who speaks to back-ends.
 const SLOW: usize = 64 << 10;

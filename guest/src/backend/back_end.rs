@@ -43,7 +43,7 @@ pub enum Heard {
         /// What.
         bytes: Vec<u8>,
     },
-    /// An event happened so many times more.
+    /// An event happened again.
     Event {
         /// The channel.
         channel: u32,
@@ -199,7 +199,7 @@ impl BackEnd {
         self.tell(said)
     }
 
-    /// An event happened so many times.
+    /// An event happened `count` times.
     ///
     /// # Errors
     /// [`Error::Invalid`]: no such channel or event.

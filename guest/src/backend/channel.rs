@@ -26,7 +26,7 @@ pub struct ChannelOptions {
 pub enum Told {
     /// The back-end says this.
     Message(Vec<u8>),
-    /// An event happened so many times more.
+    /// An event happened again.
     Event {
         /// Its number.
         event: u8,
@@ -272,7 +272,7 @@ impl Channel {
         self.tell(said)
     }
 
-    /// An event happened so many times.
+    /// An event happened `count` times.
     ///
     /// # Errors
     /// [`Error::Disconnected`], [`Error::Gone`], [`Error::Invalid`]: the back-end does not have it.

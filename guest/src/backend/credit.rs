@@ -47,7 +47,7 @@ impl Credit {
         })
     }
 
-    /// An event happened so many times more.
+    /// An event happened `count` times more.
     pub(super) fn event(&mut self, event: u8, count: u64) -> Result<Backend, Error> {
         let total = self.sent.get_mut(usize::from(event));
         let total = total.ok_or(Error::Invalid("an event that the channel does not have"))?;
@@ -58,7 +58,7 @@ impl Credit {
         })
     }
 
-    /// A message of so many bytes was taken; what is to be told of it now, if anything.
+    /// A message of `len` bytes was taken; what is to be told of it now, if anything.
     pub(super) fn taken(&mut self, len: usize) -> Option<Backend> {
         self.owed += cost(len);
         if self.owed < WINDOW / 4 {

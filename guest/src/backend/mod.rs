@@ -33,7 +33,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Between attempts to reach a daemon, or a back-end, that is gone.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// When a wait of at most so long is over; `None`: never, as far as clocks go.
+/// When a wait of at most this time is over; `None`: never, as far as clocks go.
 fn deadline(limit: Option<Duration>) -> Instant {
     const FOREVER: Duration = Duration::from_secs(86_400 * 365);
     Instant::now() + limit.unwrap_or(FOREVER).min(FOREVER)

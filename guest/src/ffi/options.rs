@@ -92,7 +92,7 @@ pub(super) unsafe fn read_sized<T: Copy>(given: *const T) -> Result<T, Error> {
 ///
 /// # Safety
 /// `T` is `repr(C)` and begins with a `usize`, its own size as the program has set it in `out`; `out` is null
-/// or points to so many bytes.
+/// or points to as many bytes.
 pub(super) unsafe fn write_sized<T: Copy>(out: *mut T, full: &T) -> bool {
     if out.is_null() {
         return false;

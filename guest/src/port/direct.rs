@@ -471,7 +471,7 @@ const ON_ITS_WAY: Duration = Duration::from_millis(10);
 /// How long direct mode is over after its first fault, and at most.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(60);
-/// Without a fault for so long, the pauses begin anew.
+/// After this time without a fault the pauses begin anew.
 const PEACE: Duration = Duration::from_secs(600);
 /// Calls between two looks at members that are waited for, where nobody rings.
 const CALLS: u32 = 64;

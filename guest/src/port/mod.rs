@@ -46,7 +46,7 @@ use link::Link;
 use phase::{Phase, Standing};
 pub(crate) use rules::Kept;
 pub use rules::RuleStats;
-pub use send::Outbox;
+pub use send::{Outbox, Patience};
 pub use view::{NextView, View};
 pub use waiting::Waiting;
 use watch::Watch;

@@ -453,7 +453,7 @@ impl Port {
 pub(super) struct Armed {
     /// A ring has as many unread packets as the watermark says.
     pub(super) ready: bool,
-    /// Some packets are unread, fewer than the watermark: sleep at most so long.
+    /// Some packets are unread, fewer than the watermark: sleep at most this time.
     pub(super) at_most: Option<Duration>,
 }
 
@@ -468,7 +468,7 @@ const SOON_BACKOFF: Duration = Duration::from_millis(80);
 const SOON: Duration = Duration::from_secs(60);
 /// Longest time that a socket refuses this user because its daemon has just started.
 const REFUSED_LIMIT: Duration = Duration::from_secs(3);
-/// A port that lived so long starts with the first pause again.
+/// A port that lived this long starts with the first pause again.
 const STEADY: Duration = Duration::from_secs(1);
 /// Longest wait for the reason of a closed ring.
 const CLOSING_LIMIT: Duration = Duration::from_millis(200);

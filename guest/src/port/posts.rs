@@ -90,7 +90,7 @@ impl Postable {
         })
     }
 
-    /// The first of so many numbers that no ring has that is still read, nor any record that waits.
+    /// The first of `count` numbers in a row that no ring has that is still read, nor any record that waits.
     fn free(&self, count: usize) -> usize {
         let is_free = |number: &usize| {
             let areas = self.rings.iter().skip(*number).take(count);

@@ -7,7 +7,7 @@
 mod patience;
 
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
@@ -16,7 +16,8 @@ use vnplug_ring::layout::{Life, Meta, Place, RECORD_HEADER, flags};
 use vnplug_ring::offload::{HEADER, Offload, PREFIX, record_prefix};
 use vnplug_ring::{Bell, Consumer, PeerLied, Producer};
 
-use self::patience::{Patience, SHORTEST};
+pub use self::patience::Patience;
+use self::patience::SHORTEST;
 use super::phase::{Phase, Standing};
 use super::posts::Postable;
 use super::ways::{Handed, Ways};
@@ -60,7 +61,7 @@ impl Outbox {
         }
     }
 
-    /// Whether a frame of `needed` bytes fits, and so many bytes are free.
+    /// Whether a frame of `needed` bytes fits, and `free` bytes are free.
     fn has_room(&mut self, needed: u32, free: u64) -> Result<bool, Error> {
         let fits = self.ring.has_room(needed).map_err(nonsense)?;
         Ok(fits && self.ring.geometry().capacity - self.ring.used() >= free)
@@ -265,6 +266,39 @@ impl Outbox {
         self.posted
     }
 
+    /// Begins a wait of at most `timeout`, behind a frame that found no room.
+    pub fn patience(&self, timeout: Duration) -> Patience {
+        match self.is_member_full() {
+            true => Patience::at_member(timeout),
+            false => Patience::after(self.waited, timeout),
+        }
+    }
+
+    /// Whether to push a frame of `len` bytes now. Once it has slept a wait wants a quarter of the ring, for 40 ms: who wakes
+    /// for one frame at a time takes the processor from the thread that makes room.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`]: what the host says of its progress cannot be.
+    pub fn has_room_for(&mut self, len: usize, patience: &mut Patience) -> Result<bool, Error> {
+        let waited = patience.look();
+        // The next push says it.
+        if self.is_member_full() {
+            return Ok(true);
+        }
+        let needed = u32::try_from(len).unwrap_or(u32::MAX - RECORD_HEADER as u32 - 8);
+        let wanted = patience.wanted(self.ring.geometry().capacity, waited);
+        let has_room = self.has_room(needed, wanted)?;
+        if has_room && patience.has_slept() {
+            self.waited = waited;
+        }
+        Ok(has_room)
+    }
+
+    /// Whether the last frame found no room at another member of the trust group.
+    fn is_member_full(&self) -> bool {
+        self.ways.as_ref().is_some_and(|ways| ways.is_full())
+    }
+
     /// Bytes of the ring that the host has not taken yet.
     pub fn waiting_bytes(&self) -> u64 {
         self.ring.used()
@@ -368,32 +402,25 @@ impl Port {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn wait_for_room(&mut self, len: usize, timeout: Duration) -> Result<bool, Error> {
-        let begun = Instant::now();
-        let mut patience = Patience::after(self.outbox()?.waited, timeout);
+        let mut patience = self.outbox()?.patience(timeout);
         self.release();
         loop {
             self.release_held();
             let outbox = self.outbox()?;
             outbox.flush();
-            // A member's ring: whether it has room the next push says.
-            if outbox.ways.as_ref().is_some_and(|ways| ways.is_full()) {
+            // Whether it has room the next push says.
+            if outbox.is_member_full() {
                 std::thread::sleep(SHORTEST.min(timeout));
                 self.attend(Some(Duration::ZERO))?;
                 return Ok(true);
             }
-            let waited = begun.elapsed();
-            let needed = u32::try_from(len).unwrap_or(u32::MAX - RECORD_HEADER as u32 - 8);
-            let wanted = patience.wanted(outbox.ring.geometry().capacity, waited);
-            if outbox.has_room(needed, wanted)? {
-                if patience.has_slept() {
-                    outbox.waited = waited;
-                }
+            if outbox.has_room_for(len, &mut patience)? {
                 return Ok(true);
             }
-            if waited >= timeout {
+            let Some(pause) = patience.pause() else {
                 return Ok(false);
-            }
-            std::thread::sleep(patience.sleep(waited).min(timeout - waited));
+            };
+            std::thread::sleep(pause);
             // A daemon that died takes nothing any more, and only its socket tells.
             self.attend(Some(Duration::ZERO))?;
         }

@@ -24,7 +24,7 @@ pub enum Waiting {
     /// CPU, and the only one with which the descriptor may be waited for.
     #[default]
     Sleep,
-    /// Looks for so long, then sleeps by itself, longer each time up to a bound, and then as
+    /// Looks for this time, then sleeps by itself, longer each time up to a bound, and then as
     /// [`Sleep`](Self::Sleep). The host rings only at the end. A watermark counts only then, too.
     Adaptive {
         /// How long it looks before the first sleep.

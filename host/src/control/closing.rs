@@ -236,7 +236,7 @@ fn done() -> Answer {
     Ok((Message::Done, Vec::new()))
 }
 
-/// Ports whose reader is gone: so few are closed at once, and of more of them so many are on their way
+/// The most ports whose reader is gone that are closed at once. Of more, this number are on their way
 /// at a time. A queue's thread takes each in less than a microsecond, between two batches.
 const FEW: usize = 4;
 /// How soon it is looked whether a stalled thread goes on.

@@ -88,17 +88,17 @@ impl Bucket {
         };
     }
 
-    /// Whether so many descriptors may be sent now.
+    /// Whether `fds` descriptors may be sent now.
     pub(crate) fn may_send(&self, fds: usize) -> bool {
         self.unread_fds == 0 || self.unread_fds + fds <= UNREAD_FDS
     }
 
-    /// So many were sent.
+    /// `fds` of them were sent.
     pub(crate) fn sent(&mut self, fds: usize) {
         self.unread_fds += fds;
     }
 
-    /// So many were read.
+    /// `fds` of them were read.
     pub(crate) fn were_read(&mut self, fds: usize) {
         self.unread_fds -= fds;
     }

@@ -149,7 +149,7 @@ impl MemoryThread {
         self.send(bytes, Task::Discard(Box::new(what)));
     }
 
-    /// Has what a back-end shares, of this number and so many bytes, emptied; that comes back, too. False: the
+    /// Has memory of this number that a back-end shares, of `bytes`, emptied; that comes back, too. False: the
     /// thread is gone.
     pub(crate) fn empty(&self, number: u32, contents: Contents, bytes: u64) -> bool {
         self.send(bytes, Task::Empty(number, contents))

@@ -182,7 +182,7 @@ impl Control {
 
 /// How long the daemon waits for the sources of its patterns before it serves.
 const SETTLING: Duration = Duration::from_secs(10);
-/// So much is done before others are served.
+/// The most that is done before others are served.
 const AT_ONCE: usize = 16;
 /// Why a port is gone.
 const GONE: &str = "the interface of this source is gone, or has another name";

@@ -16,9 +16,9 @@ use crate::hub::{Peer, Refusal, Step};
 
 /// What a request costs beyond its own token if the queues' threads have to answer it too.
 const ASKS_QUEUES: f64 = 9.0;
-/// So many rules that a request has a queue's thread touch cost as much as a request.
+/// How many rules that a request has a queue's thread touch cost as much as a request.
 const RULES_AT_ONCE: f64 = 32.0;
-/// So many values of a map cost as much as a request.
+/// How many values of a map cost as much as a request.
 const VALUES_AT_ONCE: f64 = 1024.0;
 /// As many bytes a refusal quotes of what was sent.
 const MAX_QUOTED: usize = 200;
@@ -28,7 +28,7 @@ pub(super) fn quoted(text: &str) -> String {
     cut(format!("{:?}", cut(text.into(), MAX_QUOTED)), MAX_QUOTED)
 }
 
-/// At most so many bytes of a text, with a sign that there was more.
+/// At most `most_bytes` of a text, with a sign if there was more.
 pub(super) fn cut(mut text: String, most_bytes: usize) -> String {
     const MORE: char = '…';
     if text.len() > most_bytes {

@@ -41,9 +41,9 @@ const CLOGGED: usize = 64 << 10;
 const CLOGGED_FDS: usize = 16;
 /// What other peers say waits elsewhere while more than this waits here.
 const ROOM: usize = 16 << 10;
-/// So much of what a peer asks is held that acknowledges late.
+/// The most that is held of what a peer asks that acknowledges late.
 const MAX_HELD: usize = (256 << 10) - CLOGGED;
-/// With what is said unasked, and one long answer, so many bytes may wait.
+/// The most bytes that may wait, with what is said unasked, and one long answer.
 pub(crate) const MAX_QUEUED: usize = CLOGGED + 2 * MAX_PAYLOAD;
 
 /// Whether a descriptor may come with a message, and from whom.

@@ -372,7 +372,7 @@ impl Sessions {
         }
     }
 
-    /// What it asked costs so much more.
+    /// What it asked costs `tokens` more.
     pub(super) fn charge(&mut self, token: u64, tokens: f64) {
         if let Some(session) = self.all.get_mut(&token) {
             session.bucket.borrow_mut().charge(tokens);

@@ -24,7 +24,7 @@ pub const MAX_EARLY_INSTRUCTIONS: usize = 768;
 /// See [`MAX_EARLY_INSTRUCTIONS`].
 pub const MAX_EARLY_LOADS: usize = 32;
 
-/// So many filters that are out stay in the kernel in any case, and twice as many as are on.
+/// The most filters that are out and stay in the kernel: this number in any case, or twice as many as are on.
 const FEW_OUT: usize = 4;
 
 /// The early drop of one source.

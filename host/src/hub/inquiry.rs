@@ -194,7 +194,7 @@ fn lock(addresses: &Mutex<Addresses>) -> std::sync::MutexGuard<'_, Addresses> {
 const PATIENCE: Duration = Duration::from_millis(50);
 /// How long it does not wait after it did in vain. What is told then is not much older.
 const REST: Duration = Duration::from_secs(1);
-/// After so long the log has it.
+/// After this time the log has it.
 const LATE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

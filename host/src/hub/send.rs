@@ -31,7 +31,7 @@ const POSTS: &str =
 /// Why it cannot be by that port.
 const NO_POSTS: &str =
     "both ports are to be opened with `posts`, and the one that sends with a transmit ring";
-/// Ports to which one is lent: so many threads are asked when it is closed.
+/// The most ports to which one is lent: the thread of each is asked when it is closed.
 const MAX_BORROWERS: usize = 64;
 /// Rings that one transmit ring's records may name.
 const MAX_LENT: usize = 256;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use vnplug_ring::Region;
-use vnplug_ring::control::{Balance, Open, Segments};
+use vnplug_ring::control::Open;
 
 use super::open::Opening;
 use super::*;
@@ -35,26 +35,9 @@ fn hub() -> Hub {
 
 pub(crate) fn request(device: &str, cluster: &str) -> Open {
     Open {
-        device: device.into(),
         ring_bytes: 4096,
-        snaplen: 0,
-        tuning: vnplug_ring::control::Tuning::default(),
-        filter: vnplug_ring::control::FilterSpec::All,
         cluster: cluster.into(),
-        balance: Balance::Flow,
-        reopened: false,
-        label: String::new(),
-        transmit_bytes: 0,
-        group: String::new(),
-        arena_bytes: 0,
-        shares_wake: false,
-        maps_apart: true,
-        handle: 0,
-        segments: Segments::Wire,
-        joins: false,
-        place: 0,
-        program: String::new(),
-        posts: false,
+        ..Open::new(device)
     }
 }
 

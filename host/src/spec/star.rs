@@ -150,7 +150,7 @@ impl SourceSpec {
 /// The most sources of a pattern when it does not say.
 const MEMBERS: u16 = 64;
 const MAX_MEMBERS: u16 = 1024;
-/// Of so many sources, as of those that were named.
+/// The default of sources that are many, as of those that were named.
 const BLOCK_TIMEOUT_MS: u32 = 2;
 /// What is otherwise than of a source that was named: 12 MiB for each, as there may be many.
 const DEFAULTS: [(&str, &str); 2] = [("block_size", "128K"), ("blocks", "96")];

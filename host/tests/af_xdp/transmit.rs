@@ -9,7 +9,7 @@ use vnplug_testing::PATIENCE;
 use crate::net::{self, frame, ip, isolated, out, read, read_all};
 use crate::{config, one, veth};
 
-/// Sends frames by so many a flush: all of them arrive, whole and in order.
+/// Sends frames, `flush` of them before each flush: all of them arrive, whole and in order.
 fn carries(queue: &mut dyn Queue, other_end: &mut dyn Queue, sent: &[Vec<u8>], flush: usize) {
     let mut got = Vec::new();
     for batch in sent.chunks(flush) {
@@ -27,7 +27,7 @@ fn carries(queue: &mut dyn Queue, other_end: &mut dyn Queue, sent: &[Vec<u8>], f
     assert!(got.iter().zip(sent).all(|(got, sent)| &got.bytes == sent));
 }
 
-/// Both ends of the veth take frames of so many bytes.
+/// Both ends of the veth have an MTU of `bytes`.
 fn set_mtu(bytes: u32) {
     for end in ["va", "vb"] {
         ip(&format!("link set {end} mtu {bytes}"));

@@ -20,7 +20,7 @@ impl Socket {
     }
 
     /// Copies a frame into as many transmit chunks as it takes and puts them into the TX ring, not yet
-    /// visible; false if not so many are free.
+    /// visible; false if fewer are free.
     pub fn transmit(&mut self, frame: &[u8]) -> bool {
         let shape = self.umem.shape();
         let pieces = frame.chunks(shape.chunk as usize);

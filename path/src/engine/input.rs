@@ -61,7 +61,7 @@ pub(super) enum Turn {
     Rest,
 }
 
-/// A queue that panics so often, though it is over, is closed.
+/// A queue that panics this often, though it is over, is closed.
 const MAX_PANICS: u32 = 64;
 /// Turns for each look at what a queue watches: while frames come, and when there are none.
 const UNLOOKED: [u32; 2] = [5, 2];

@@ -95,7 +95,7 @@ impl Pulse {
         self.lock().stalled_since.map(|since| since.elapsed())
     }
 
-    /// Notes that the thread has been stalled for so long, or goes on.
+    /// Notes since when the thread has been stalled; `None`: it goes on.
     pub fn note_stall(&self, since: Option<Instant>) {
         self.lock().stalled_since = since;
         self.stalled.store(since.is_some(), Ordering::Relaxed);

@@ -528,7 +528,7 @@ impl Way<'_> {
     }
 }
 
-/// So often nothing is found in a ring before it need not be looked at: a kick costs its sender a system call.
+/// How often nothing is found in a ring before it need not be looked at: a kick costs its sender a system call.
 pub(super) const PATIENCE: u32 = 64;
 /// Bytes for which there is room before a sender that was held is looked at again: some frames, so that the thread does
 /// not wake for each.

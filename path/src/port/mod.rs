@@ -361,7 +361,7 @@ pub enum Offered<'a> {
     },
 }
 
-/// Who takes nothing for so long is not waited for, in microseconds.
+/// After this time who takes nothing is not waited for, in microseconds.
 const IDLE_US: u64 = 200_000;
 /// Why a port is in quarantine whose reader did what only the host may.
 const OVERWRITTEN: &str = "its reader wrote over the host's words, or freed their page";

@@ -33,7 +33,7 @@ pub use wake::{Seen, Wake, wait};
 pub enum Received {
     /// This many frames went to the sink (more than 0).
     Frames(usize),
-    /// So many frames came, of so many bytes, and were not handed over: [nobody reads](Queue::may_pass).
+    /// Frames came and were not handed over: [nobody reads](Queue::may_pass).
     Passed {
         /// How many.
         frames: u64,

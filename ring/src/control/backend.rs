@@ -23,7 +23,7 @@ pub const MAX_EVENTS: u8 = 32;
 /// Longest name of a back-end.
 pub const MAX_BACKEND_NAME: usize = 64;
 
-/// What a message of so many bytes takes of the [`WINDOW`].
+/// What a message of `len` bytes takes of the [`WINDOW`].
 #[must_use]
 pub fn cost(len: usize) -> u64 {
     len as u64 + 256

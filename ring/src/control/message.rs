@@ -122,7 +122,7 @@ pub enum Message {
         port: u32,
         /// Which kind.
         kind: RuleKind,
-        /// For so long, in milliseconds.
+        /// For this time, in milliseconds.
         idle_ms: u64,
     },
     /// These were removed.

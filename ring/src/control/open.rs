@@ -70,7 +70,7 @@ pub enum FilterSpec {
 pub struct Tuning {
     /// Which frames.
     pub direction: Direction,
-    /// One packet in so many of those that pass the filter; 0 and 1 = all.
+    /// One packet in this number of those that pass the filter; 0 and 1 = all.
     pub sample: u32,
     /// False: the port gets nothing, and what it does not get is counted as `paused`.
     pub enabled: bool,
@@ -139,6 +139,35 @@ pub struct Open {
     /// What it receives may be [posted](crate::posted): by itself, if it has a transmit ring, which says whether the daemon
     /// knows that; and by other ports to which it is lent.
     pub posts: bool,
+}
+
+impl Open {
+    /// A port of its own at `device`, which is given all, whole and as a wire would have carried it, and does not send.
+    #[must_use]
+    pub fn new(device: impl Into<String>) -> Self {
+        Self {
+            device: device.into(),
+            ring_bytes: 0,
+            snaplen: 0,
+            tuning: Tuning::default(),
+            filter: FilterSpec::All,
+            cluster: String::new(),
+            balance: Balance::Flow,
+            reopened: false,
+            label: String::new(),
+            transmit_bytes: 0,
+            group: String::new(),
+            arena_bytes: 0,
+            shares_wake: false,
+            maps_apart: true,
+            handle: 0,
+            segments: Segments::Wire,
+            joins: false,
+            place: 0,
+            program: String::new(),
+            posts: false,
+        }
+    }
 }
 
 /// Where one ring lies in the memory that came with [`Opened`].

@@ -200,7 +200,7 @@ pub fn offers(act: &Act, names: &[Name]) -> (Vec<Rule>, bool) {
 pub const ONCE: Duration = Duration::from_secs(10);
 /// The same, for a name that was looked up.
 pub const ONCE_NAME: Duration = Duration::from_secs(60);
-/// So many questions are open at once.
+/// The most questions that are open at once.
 pub const OPEN: usize = 64;
-/// So many acts wait for one of them.
+/// The most acts that wait for one of them.
 pub const WAITING: usize = 4096;

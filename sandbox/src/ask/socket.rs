@@ -285,7 +285,7 @@ impl Writer {
     }
 }
 
-/// So many front-ends at once.
+/// The most front-ends at once.
 pub const CLIENTS: usize = 8;
 /// The longest line that a front-end may send, in bytes.
 pub const LINE: u64 = 4096;
@@ -293,7 +293,7 @@ pub const LINE: u64 = 4096;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Before a front-end is taken again, if that failed.
 const PAUSE: Duration = Duration::from_millis(100);
-/// A line without content comes so often.
+/// How often a line without content comes.
 const ALIVE: Duration = Duration::from_secs(10);
 /// Deeper than any tree of processes.
 const GENERATIONS: usize = 100_000;

@@ -9,7 +9,7 @@ use crate::sys::seccomp::Notice;
 pub(super) struct Span {
     /// Address of the first byte; 0 is none.
     pub(super) at: u64,
-    /// So many bytes.
+    /// How many bytes there are.
     pub(super) length: u64,
 }
 

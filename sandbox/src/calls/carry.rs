@@ -252,7 +252,7 @@ fn own_of(socket: BorrowedFd<'_>) -> Option<SocketAddr> {
     super::address::decode(&own).filter(|own| own.port() != 0)
 }
 
-/// So many messages of sendmmsg are sent in one go; the program is told how many were, and goes on.
+/// The most messages of sendmmsg that are sent in one go; the program is told how many were, and goes on.
 const MOST_AT_ONCE: u32 = 64;
 /// Sockets whose judged address is remembered; others are judged again when they listen.
 const MOST_BOUND: usize = 65_536;

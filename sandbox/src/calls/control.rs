@@ -101,7 +101,7 @@ impl Control {
 }
 
 impl Share {
-    /// One of so many.
+    /// One of at most `most`.
     fn of(most: usize) -> Option<Self> {
         let more = |held: usize| (held < most).then(|| held + 1);
         let taken = HELD.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
@@ -116,10 +116,10 @@ impl Drop for Share {
     }
 }
 
-/// So many descriptors of programs are held by messages that are not sent yet.
+/// How many descriptors of programs are held by messages that are not sent yet.
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
-/// So many may be: a share of those that this process may have, the rest is for other calls.
+/// The most that may be: a share of those that this process may have, the rest is for other calls.
 fn most_held() -> usize {
     const MOST: u64 = 4096;
     const SHARE: u64 = 4;

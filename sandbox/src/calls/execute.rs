@@ -53,15 +53,15 @@ pub(super) struct Run {
     who: Option<Arc<Who>>,
 }
 
-/// So many programs can be started at once, by threads that follow them.
+/// The most programs that can be started at once, by threads that follow them.
 const RUNNERS: usize = 8;
-/// A script names an interpreter, which may be a script; so often the kernel goes on.
+/// A script names an interpreter, which may be a script: how many of these the kernel follows.
 const MOST_INTERPRETERS: usize = 5;
-/// So much of a file the kernel looks at.
+/// The bytes of a file that the kernel looks at.
 const HEAD_BYTES: usize = 256;
 /// How often a thread that is followed is looked at. An exec takes some hundred microseconds.
 const LOOK: Duration = Duration::from_micros(50);
-/// And how often whether it is there at all: once in so many looks.
+/// Each time after this number of looks, whether it is there at all.
 const LOOKS: u32 = 32;
 
 impl Execute {

@@ -20,7 +20,7 @@ use crate::sys::seccomp::Answer;
 
 /// How often held calls are looked at.
 const TICK: Duration = Duration::from_millis(10);
-/// So many are asked for signals in one tick.
+/// The most that are asked for signals in one tick.
 const MOST_LOOKS: usize = 32;
 /// The bell's name among the events; no call has it.
 const BELL: u64 = 0;

@@ -128,7 +128,7 @@ pub(super) struct Send {
     pub(super) data: Vec<(u64, u64)>,
     pub(super) control: Control,
     pub(super) flags: i32,
-    /// So much is sent already.
+    /// How much is sent already.
     pub(super) sent: u64,
     pub(super) blocks: bool,
     pub(super) until: Option<Instant>,
@@ -181,7 +181,7 @@ static ACCEPTS: Mutex<()> = Mutex::new(());
 /// A socket is made not to wait by one thread at a time, so that none takes the other's flag for the program's.
 static CONNECTS: Mutex<()> = Mutex::new(());
 
-/// So much of a stream is copied at once.
+/// The most of a stream that is copied at once.
 const CHUNK_BYTES: u64 = 256 * 1024;
 /// Longest datagram that is copied; no protocol has longer ones without larger send buffers than usual.
 const LONGEST_BYTES: u64 = 16 << 20;

@@ -465,14 +465,14 @@ fn key(transport: Transport, from: SocketAddr) -> Key {
     )
 }
 
-/// So many questions wait to be asked upstream, and so many are on their way.
+/// The most questions that wait to be asked upstream, and the most that are on their way.
 const JOBS: usize = 256;
 const WORKERS: usize = 8;
-/// So many connections at once.
+/// The most connections at once.
 const CONNECTIONS: usize = 32;
-/// So many senders are known at once.
+/// The most senders that are known at once.
 const SENDERS: usize = 16_384;
-/// A sender is known for so long: another user of the machine may have the port after that.
+/// How long a sender is known: another user of the machine may have the port after that.
 pub(super) const REMEMBERED: Duration = Duration::from_secs(300);
 /// A connection without a question is closed after this time.
 const IDLE: Duration = Duration::from_secs(10);

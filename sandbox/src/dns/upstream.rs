@@ -138,5 +138,5 @@ impl fmt::Debug for Upstream {
 
 /// How long a server may take: what the C library waits is twice that.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// So many tries, over all servers.
+/// How many tries there are, over all servers.
 const TRIES: usize = 4;

@@ -378,7 +378,7 @@ impl Inner {
 
     fn count(&self, act: &Act, verdict: Verdict) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        // Of so many processes most are gone; the numbers are for people, and nothing rests on them.
+        // Of as many processes most are gone; the numbers are for people, and nothing rests on them.
         if counts.len() >= PROCESSES {
             counts.clear();
         }
@@ -410,7 +410,7 @@ impl fmt::Debug for Gate {
     }
 }
 
-/// Of so many processes the acts are counted at once.
+/// The most processes whose acts are counted at once.
 const PROCESSES: usize = 4096;
 
 #[cfg(test)]

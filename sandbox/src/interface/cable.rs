@@ -28,8 +28,8 @@ use super::{Tap, header, queue_of};
 
 /// Looks at each frame before it goes on.
 pub trait Guard {
-    /// A frame that a program sent; false: the switch does not get it. Of a super-frame of UDP, so many bytes are in each of its
-    /// datagrams; else 0.
+    /// A frame that a program sent; false: the switch does not get it. `size`: the bytes in each datagram of a super-frame of
+    /// UDP; 0: it is none.
     fn leaves(&mut self, frame: &[u8], size: usize) -> bool;
     /// A frame of the switch; false: the interface does not get it.
     fn enters(&mut self, frame: &[u8]) -> bool;
@@ -112,8 +112,8 @@ enum Pushed {
 }
 
 impl<G: Guard> Cable<G> {
-    /// Up to `segments` of TCP become one for the interface (0: none); `acks`: up to so many ACKs for what was
-    /// merged go out that the sender goes on as if it had not been.
+    /// Up to `segments` of TCP become one for the interface (0: none). With `acks` more ACKs go out for what was merged, so that
+    /// its sender goes on as if it had not been.
     #[must_use]
     pub fn new(tap: Tap, guard: G, segments: u8, acks: bool) -> Self {
         Self {

@@ -77,7 +77,7 @@ mod tests {
     const UDP_L4: u8 = 5;
     const NEEDS_CSUM: u8 = 1;
 
-    /// A super-frame of so many datagrams of 10 bytes, with the sum of its pseudo header.
+    /// A super-frame of `datagrams` of 10 bytes each, with the sum of its pseudo header.
     fn super_frame(datagrams: u8) -> (Vec<u8>, Offload) {
         let payload = u16::from(datagrams) * 10;
         let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0, 0x45, 0];
@@ -97,7 +97,7 @@ mod tests {
         (frame, offload)
     }
 
-    /// A kernel that takes so many datagrams at most as one frame.
+    /// A kernel that takes at most `most` datagrams as one frame.
     struct Kernel {
         most: usize,
         has: Vec<(u8, Vec<u8>)>,

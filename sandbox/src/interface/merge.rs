@@ -19,7 +19,7 @@ pub(super) enum Given<'a> {
 }
 
 impl Merge {
-    /// Up to so many segments become one.
+    /// Up to `segments` become one.
     pub(super) fn new(segments: u8) -> Self {
         Self {
             aggregator: Aggregator::default(),

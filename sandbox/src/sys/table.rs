@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use super::seccomp::{Listener, Notice};
 
-/// So many calls can wait at once. The supervisor leaves the last ones free, to refuse what is too much.
+/// The most calls that can wait at once. The supervisor leaves the last ones free, to refuse what is too much.
 pub(crate) const SLOTS: usize = 16_384;
 
 /// The shared table.

@@ -13,9 +13,9 @@ use super::process::{Told, thread_fd, told_of};
 #[derive(Debug, Default)]
 pub(crate) struct Threads(Mutex<HashMap<u32, Arc<OwnedFd>>>);
 
-/// So many are kept at most.
+/// The most that are kept.
 const MOST: usize = 1024;
-/// They may take so many of the descriptors that this process may have: one in this number.
+/// They may take this part of the descriptors that this process may have: one in 16.
 const SHARE: u64 = 16;
 
 impl Threads {

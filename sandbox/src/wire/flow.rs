@@ -356,7 +356,7 @@ impl Flow {
         }
     }
 
-    /// The peer has so much of what was said.
+    /// The peer has the first `had` bytes of what was said.
     fn take(&mut self, had: usize) {
         self.said.drain(..had);
         self.said.shrink_to_fit();
@@ -383,7 +383,7 @@ impl Flows {
         self.flows.insert(key, flow);
     }
 
-    /// So many bytes may be kept of one more.
+    /// How many bytes may be kept of one more.
     pub(super) fn room(&self) -> usize {
         MOST_KEPT.saturating_sub(self.kept)
     }
@@ -427,12 +427,12 @@ const MULTIPATH: u8 = 30;
 const JOIN: u8 = 1;
 /// Connections that have not said whom they mean, or whose peer does not have that yet, at once; more have to wait.
 pub(super) const MOST_FLOWS: usize = 1024;
-/// If so much of a connection is not acknowledged, more has to wait. The kernel hands up to 64 KiB over in one segment.
+/// If this much of a connection is not acknowledged, more has to wait. The kernel hands up to 64 KiB over in one segment.
 const MOST_SAID: usize = 65_536;
-/// What is said once more begins so many bytes before the next one at most: what the peer does not have, and what it took while
+/// What is said once more begins at most this number of bytes before the next one: what the peer does not have, and what it took while
 /// that was on its way.
 const MOST_BACK: usize = 4 * MOST_SAID;
-/// So much is kept of all connections: what they said, messages that are not whole, and names.
+/// The most that is kept of all connections: what they said, messages that are not whole, and names.
 pub(super) const MOST_KEPT: usize = 32 << 20;
 /// After this a connection is dead whose kernel would have something to say.
 const SILENCE: Duration = Duration::from_secs(300);

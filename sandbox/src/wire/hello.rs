@@ -39,7 +39,7 @@ pub struct Server {
     records: Records,
     /// The beginning of the message that is not whole yet.
     message: Vec<u8>,
-    /// So much of that message is passed over.
+    /// How much of that message is passed over.
     left: usize,
     /// Nothing more is to be learnt of it, or it cannot be understood.
     lost: bool,
@@ -220,7 +220,7 @@ impl Records {
         Ok((!stream.is_empty()).then_some(self.kind))
     }
 
-    /// At most so much of the record's content.
+    /// At most `most` bytes of the record's content.
     fn take<'a>(&mut self, stream: &mut &'a [u8], most: usize) -> &'a [u8] {
         let (content, rest) = stream.split_at(self.left.min(most).min(stream.len()));
         *stream = rest;
@@ -321,7 +321,7 @@ const MOST_SEALED: usize = 2048;
 pub(super) mod tests {
     use super::*;
 
-    /// A client's first message, in records of at most so many bytes.
+    /// A client's first message, in records of at most `record` bytes.
     pub(in crate::wire) fn hello(names: &[&str], record: usize) -> Vec<u8> {
         let long = |bytes: &[u8]| [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat();
         let mut extensions = vec![0x00, 0x2b, 0, 3, 2, 3, 4];
@@ -345,7 +345,7 @@ pub(super) mod tests {
             .collect()
     }
 
-    /// A server's message with this random number, in records of at most so many bytes.
+    /// A server's message with this random number, in records of at most `record` bytes.
     pub(in crate::wire) fn answer(random: [u8; 32], record: usize) -> Vec<u8> {
         let body = [&[3, 3][..], &random, &[0, 0x13, 1, 0, 0, 0]].concat();
         let message = [&[2, 0, 0, body.len() as u8][..], &body].concat();

@@ -168,7 +168,7 @@ fn answer_in(frame: &[u8], mac: [u8; 6], asker: Asker) -> Option<Answer> {
 const UDP: u8 = 17;
 const SERVER: u16 = 67;
 const CLIENT: u16 = 68;
-/// So long is asked.
+/// How long it is asked for.
 const PATIENCE: Duration = Duration::from_secs(6);
 /// A question is asked again after this, and then after twice as long.
 const FIRST_WAIT: Duration = Duration::from_secs(1);

@@ -38,7 +38,7 @@ impl Netlink {
         self.ask(libc::RTM_NEWLINK, 0, body, &[])
     }
 
-    /// Gives it an address, of a network of so many bits. An IPv6 address is used at once, without looking who else has it.
+    /// Gives it an address, of a network with a prefix of `bits`. An IPv6 address is used at once, without looking who else has it.
     pub(super) fn address(&self, index: u32, address: IpAddr, bits: u8) -> io::Result<()> {
         let (family, bytes) = parts(address);
         let mut body = vec![family, bits, IFA_F_NODAD, 0];

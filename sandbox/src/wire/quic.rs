@@ -237,11 +237,11 @@ const MOST_PEERS: usize = 16_384;
 const MOST_NAMES: usize = 256;
 /// Connections that begin, at once; more have to wait.
 const MOST_TALKS: usize = 1024;
-/// Of those between the same ends so many are tried.
+/// The most of them between the same ends that are tried.
 const MOST_TRIES: usize = 128;
-/// So much a client says before it has keys of its server's: two first messages.
+/// The most that a client says before it has keys of its server's: two first messages.
 const MOST_SAID: usize = 2 * hello::MOST_BYTES;
-/// No server waits for so long for the rest of what a client says first.
+/// Longer than any server waits for the rest of what a client says first.
 const SILENCE: Duration = Duration::from_secs(120);
 
 #[cfg(test)]

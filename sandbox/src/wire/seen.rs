@@ -41,7 +41,7 @@ pub(super) struct Packet<'a> {
     pub(super) between: &'a [u8],
     /// What comes after the IP headers.
     pub(super) body: &'a [u8],
-    /// So many bytes at its end are beyond the packet's length: short frames are filled up.
+    /// How many bytes at its end are beyond the packet's length: short frames are filled up.
     pub(super) padding: usize,
     /// Not the first part of a datagram: the body begins in its middle.
     pub(super) later: bool,

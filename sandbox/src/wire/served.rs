@@ -195,5 +195,4 @@ impl Served {
 const MOST_PEERS: usize = 16_384;
 
 #[cfg(test)]
-#[path = "served_tests.rs"]
 mod tests;

@@ -3,14 +3,14 @@
 //! | word | |
 //! |---|---|
 //! | `say PORT` | one datagram to this port of the loopback |
-//! | `children COUNT BASE KILLED` | so many `say BASE+i`, each KILLED-th killed at once |
+//! | `children COUNT BASE KILLED` | COUNT times `say BASE+i`, each KILLED-th killed at once |
 //! | `connect ADDRESS` | connects by TCP, says what came of it |
 //! | `serve PORT` | takes one connection, sends what it received back |
 //! | `hold PORT` | one thread waits in accept, another connects all the time; both say what they get and when |
-//! | `signals PORT COUNT` | so many numbered datagrams, while signals come |
+//! | `signals PORT COUNT` | COUNT numbered datagrams, while signals come |
 //! | `waits PORT` | accept with signals: ends when a connection comes |
 //! | `price KIND PORT COUNT` | nanoseconds of one call: `connect` (UDP), `send`, `bind` |
-//! | `threads PORT COUNT ROUNDS [spread]` | so many threads at once, or spread evenly over the pause between their calls; percentiles of one call's time, and without each one's first |
+//! | `threads PORT COUNT ROUNDS [spread]` | COUNT threads at once, or spread evenly over the pause between their calls; percentiles of one call's time, and without each one's first |
 //! | `flood PATH`, `speak PATH` | a Unix stream whose reader never reads; beside it, a call a millisecond |
 //! | `pass` | a descriptor by a Unix socket, and back |
 //! | `stream` | sendmsg of several MiB by a Unix stream, compared |

@@ -35,7 +35,7 @@ pub struct Losses {
 pub struct Marks {
     /// This many packets (`epb_dropcount`).
     pub packets: u64,
-    /// So often a number that nobody knows.
+    /// How many gaps are of a size that nobody knows.
     pub gaps: u64,
     /// The times of the first and the last packet that says so.
     pub range_ns: Option<(u64, u64)>,
@@ -223,7 +223,7 @@ impl Losses {
     }
 }
 
-/// So many packets, and so many times a number that nobody knows.
+/// `packets`, and `gaps` whose packets nobody counted, for people.
 fn amount(packets: u64, gaps: u64) -> String {
     let some = |count: u64, one: &str, more: &str| match count {
         1 => format!("1 {one}"),

@@ -159,7 +159,7 @@ impl Input {
         Ok(true)
     }
 
-    /// Has at least `len` bytes buffered, or says that there are not so many.
+    /// Has at least `len` bytes buffered, or says that there are fewer.
     fn fill(&mut self, len: usize) -> io::Result<bool> {
         self.buffer.copy_within(self.start..self.filled, 0);
         self.filled -= self.start;

@@ -90,5 +90,5 @@ fn is_padding(input: &mut Input, offset: u64) -> Result<bool, Problem> {
 
 /// What the recorder's writes are a multiple of.
 const DISK_BLOCK: u64 = 4096;
-/// So much of what follows is looked at.
+/// The most of what follows that is looked at.
 const BEHIND: usize = 64;

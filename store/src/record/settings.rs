@@ -28,7 +28,7 @@ pub struct Settings {
     pub rotate_packets: u64,
     /// How much room may be used in each directory.
     pub quota: Option<Quota>,
-    /// Segments that were written last so long ago are removed.
+    /// Segments that were written last longer ago than this are removed.
     pub max_age: Option<Duration>,
     /// Longest time until a packet is given to the disk.
     pub flush_every: Duration,

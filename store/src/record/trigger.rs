@@ -558,9 +558,9 @@ const ENHANCED: u32 = 6;
 const STATISTICS: u32 = 5;
 /// `epb_dropcount`.
 const DROP_COUNT: u32 = 4;
-/// A packet may be so much later in its ring than one of the same moment in another.
+/// How much later a packet may be in its ring than one of the same moment in another.
 const SLACK_NS: u64 = 100_000_000;
-/// Without packets an event ends so long after its end: some may be on their way.
+/// How long after its end an event ends without packets: some may be on their way.
 const IDLE: Duration = Duration::from_secs(1);
-/// A stamp that is so much earlier than expected is of a clock that was set back.
+/// A stamp that is this much earlier than expected is of a clock that was set back.
 const SET_BACK_NS: u64 = 10_000_000_000;

@@ -327,5 +327,5 @@ impl<C: Clock, E: Exit> Player<'_, C, E> {
 pub const BATCH: usize = sys::MOST;
 /// How long the next frames are waited for before `stop` is asked again.
 const LOOK: Duration = Duration::from_millis(50);
-/// An exit that takes nothing for so long is given up.
+/// After this time an exit that takes nothing is given up.
 const STUCK_S: u64 = 10;

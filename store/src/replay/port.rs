@@ -40,7 +40,7 @@ pub struct Counted {
     pub dropped: Vec<(String, u64)>,
     /// Taken, or nearly all of them, by daemons that ended meanwhile; what of them was sent is not known.
     pub earlier: u64,
-    /// At most so many were in the rings of daemons that ended, and were not taken.
+    /// The most that can have been in the rings of daemons that ended, and were not taken.
     pub lost: u64,
     /// Still in the ring when the daemon was given up.
     pub waiting: u64,

@@ -6,7 +6,7 @@
 /// How the frames follow each other.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pace {
-    /// As recorded, so many times as fast (1.0 is the recorded speed).
+    /// As recorded, `speed` times as fast (1.0 is the recorded speed).
     Recorded {
         /// Between 0.000001 and 1e9.
         speed: f64,

@@ -64,7 +64,7 @@ pub(crate) struct Out<'a> {
     pub(crate) offload: Option<&'a Offload>,
     /// Its checksum was found right ([`Entered::is_valid`]), and it is as it entered but for its tags.
     pub(crate) is_valid: bool,
-    /// It was made of segments that have so many bytes of payload.
+    /// The bytes of payload of each segment that it was merged of.
     pub(crate) merged: Option<u16>,
 }
 

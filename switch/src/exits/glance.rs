@@ -28,7 +28,7 @@ impl Glance {
         self.left = self.left.saturating_sub(1);
     }
 
-    /// That batch, of so many frames, was looked at; so many of them are a part of another now.
+    /// That batch of `frames` was looked at; `merged` of them are a part of another now.
     pub(super) fn looked(&mut self, frames: usize, merged: u64) {
         if merged > 0 {
             self.in_vain = 0;
@@ -61,7 +61,7 @@ const FARTHEST: u8 = 24;
 mod tests {
     use super::*;
 
-    /// A batch of 64 comes, of which so many frames could be merged: whether it is looked at.
+    /// A batch of 64 comes, of which `merged` frames could be merged: whether it is looked at.
     fn comes(glance: &mut Glance, merged: u64) -> bool {
         let passes = glance.passes_by();
         glance.came();
@@ -71,7 +71,7 @@ mod tests {
         !passes
     }
 
-    /// How many of so many are looked at.
+    /// How many of these `batches` are looked at.
     fn looked(glance: &mut Glance, batches: usize, merged: u64) -> usize {
         (0..batches).filter(|_| comes(glance, merged)).count()
     }

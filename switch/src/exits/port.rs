@@ -180,7 +180,7 @@ impl PortCounters {
         self.out_long += long;
     }
 
-    /// So many frames less leave, in super-frames.
+    /// `gone` frames less leave, in `made` super-frames.
     pub(super) fn were_merged(&mut self, gone: u64, made: u64, counters: &mut Counters) {
         counters.merged += gone;
         counters.super_frames += made;
@@ -188,7 +188,7 @@ impl PortCounters {
         self.out_super_frames += made;
     }
 
-    /// One of them became so many packets more after all.
+    /// One of them became several packets after all: `more` than one.
     pub(super) fn was_cut(&mut self, more: u64, counters: &mut Counters) {
         counters.due += more;
         counters.cut += more;

@@ -59,7 +59,7 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    /// So many, for frames of so many bytes; their threads start when they are [opened](Self::begin). `line` is how
+    /// `count` of them, for frames of at most `longest` bytes; their threads start when they are [opened](Self::begin). `line` is how
     /// they speak to the thread of the switch.
     pub(crate) fn new(count: usize, longest: usize, line: Line, view: View, clock: Clock) -> Self {
         Self {
@@ -106,7 +106,7 @@ impl Lanes {
         std::mem::replace(&mut self.is_open, is_open) != is_open
     }
 
-    /// A station that is not heard for so long is forgotten.
+    /// A station that is not heard for `age_s` is forgotten.
     pub(crate) fn set_age(&self, age_s: u32) {
         self.roads.write().age_s = age_s;
     }

@@ -116,7 +116,7 @@ impl World {
         self.roads.get_mut(usize::from(number))?.take()
     }
 
-    /// A lane of so many has this port from now on: the one that has the fewest.
+    /// One of the `lanes` has this port from now on: the one that has the fewest.
     pub(super) fn lend(&mut self, number: Number, lanes: usize) -> Option<usize> {
         self.lent.resize(lanes, 0);
         let (lane, _) = (0..).zip(&self.lent).min_by_key(|(_, count)| **count)?;
@@ -187,7 +187,7 @@ impl Road {
         self.lane.is_some()
     }
 
-    /// It sent so many frames that a lane forwarded.
+    /// It sent these `frames`, which a lane forwarded.
     pub(super) fn sent(&self, frames: u64, bytes: u64) {
         for (sum, more) in self.sent.iter().zip([frames, bytes]) {
             // Relaxed: numbers, which are read when no lane is within a turn.

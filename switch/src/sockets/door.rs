@@ -20,9 +20,10 @@ use super::pairs::{Pair, Pairs};
 use super::stream::Stream;
 use crate::board;
 use crate::control::{Change, Line};
+use crate::door::Door;
 use crate::forward::Number;
-use crate::link::{Entrance, Link, Loss, Losses};
-use crate::porter::{self, Access, Directory, Shift};
+use crate::link::{Link, Loss, Losses};
+use crate::porter::{self, Access, Directory};
 use crate::roster::Roster;
 
 /// Where clients of plain sockets come in.
@@ -60,13 +61,6 @@ pub(crate) struct Open {
     longest: usize,
     listening: Vec<Listening>,
     pairs: Option<Pairs>,
-}
-
-/// The entrances of a switch.
-pub(crate) struct Door {
-    open: Option<Open>,
-    line: Line,
-    shift: Option<Shift>,
 }
 
 impl Drop for Listening {
@@ -109,6 +103,15 @@ impl Open {
             pairs: pairs.transpose()?,
         })
     }
+
+    /// The entrance, of a switch that is spoken to by `line`.
+    pub(crate) fn door(self, line: Line) -> Door {
+        let said = ("vnplug-sockets", "nobody can join by a socket");
+        Door::new(self.name.clone(), said, |waker| {
+            let mut porter = Porter::new(self, line, waker)?;
+            Ok(move |stop: &AtomicBool| porter.run(stop))
+        })
+    }
 }
 
 impl Kind {
@@ -124,36 +127,6 @@ impl Kind {
         match self {
             Self::Stream => "stream",
             Self::Packets => "bess",
-        }
-    }
-}
-
-impl Door {
-    /// Of a switch that is spoken to by `line`.
-    pub(crate) fn new(open: Open, line: Line) -> Self {
-        Self {
-            open: Some(open),
-            line,
-            shift: None,
-        }
-    }
-}
-
-impl Entrance for Door {
-    fn open(&mut self) {
-        let Some(open) = self.open.take() else {
-            return;
-        };
-        let (name, line) = (open.name.clone(), self.line.clone());
-        let shift = Shift::start("vnplug-sockets", |waker| {
-            let mut porter = Porter::new(open, line, waker)?;
-            Ok(move |stop: &AtomicBool| porter.run(stop))
-        });
-        match shift {
-            Ok(shift) => self.shift = Some(shift),
-            Err(error) => {
-                log::error!(target: "switch", "{name}: nobody can join by a socket: {error}");
-            }
         }
     }
 }

@@ -45,7 +45,7 @@ enum Next {
     Part,
     /// A frame, of which this many bytes are there.
     Frame(usize),
-    /// A frame of so many bytes, too long for the switch.
+    /// The length in bytes of a frame that is too long for the switch.
     Long(usize),
 }
 

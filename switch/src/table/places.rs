@@ -25,7 +25,7 @@ impl Places {
 }
 
 impl Table {
-    /// This port may have so many addresses, if not as many as others.
+    /// The most addresses that this port may have; `None`: as many as others.
     pub fn set_most(&mut self, port: u16, most: Option<u32>) {
         self.places(port).most = most;
     }

@@ -50,7 +50,7 @@ impl Slots {
     pub(crate) const PORT_SHIFT: u32 = 32;
     pub(crate) const PINNED_SHIFT: u32 = 48;
 
-    /// So many slots, a power of two, that nobody else reads.
+    /// `count` slots, a power of two, that nobody else reads.
     pub(super) fn private(count: usize) -> Self {
         Self::of(Region::heap(count as u64 * Self::BYTES))
     }

@@ -47,7 +47,7 @@ impl View {
 }
 
 impl Seen {
-    /// It was not heard for so long.
+    /// Whether it was not heard for `age_s`.
     #[inline]
     pub(crate) fn is_old(&self, now_s: u32, age_s: u32) -> bool {
         !self.is_pinned && now_s.saturating_sub(self.heard_s) > age_s

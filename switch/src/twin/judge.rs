@@ -31,7 +31,7 @@ impl Judge {
         Ok(Self(Instance::new(&code)?))
     }
 
-    /// Of a frame of a port, of which the begin is here, and so many bytes in all.
+    /// Of a port's frame, of which the first bytes are here, and `len` bytes in all.
     #[inline]
     pub(crate) fn ask(&mut self, from: Number, (frame, len): (&[u8], usize)) -> Verdict {
         let meta = Meta {

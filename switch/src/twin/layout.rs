@@ -28,7 +28,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// For a table of so many slots and a switch whose ports have numbers up to `most`.
+    /// For a table of this number of `slots` and a switch whose ports have numbers up to `most`.
     pub(super) fn new(slots: usize, most: usize) -> io::Result<Self> {
         let cpus = possible_cpus()?.next_power_of_two().min(1024);
         Ok(Self {

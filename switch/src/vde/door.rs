@@ -24,9 +24,10 @@ use super::request::{self, MAX_REQUEST, Request};
 use crate::board::{self, Switchboard};
 use crate::config::VdeConfig;
 use crate::control::{Change, Line};
+use crate::door::Door;
 use crate::forward::Number;
-use crate::link::{Entrance, Loss, Losses};
-use crate::porter::{self, Access, Directory, Shift};
+use crate::link::{Loss, Losses};
+use crate::porter::{self, Access, Directory};
 use crate::roster::Roster;
 use crate::sockets::datagrams::Datagrams;
 
@@ -38,13 +39,6 @@ pub(crate) struct Open {
     ctl: OwnedFd,
     mgmt: Option<OwnedFd>,
     dir: Directory,
-}
-
-/// The entrance of a switch.
-pub(crate) struct Door {
-    open: Option<Open>,
-    line: Line,
-    shift: Option<Shift>,
 }
 
 impl Open {
@@ -78,6 +72,15 @@ impl Open {
         }
         Ok(open)
     }
+
+    /// The entrance, of a switch that is spoken to by `line`.
+    pub(crate) fn door(self, line: Line) -> Door {
+        let said = ("vnplug-vde", "no VDE client can join");
+        Door::new(self.name.clone(), said, |waker| {
+            let mut porter = Porter::new(self, line, waker)?;
+            Ok(move |stop: &AtomicBool| porter.run(stop))
+        })
+    }
 }
 
 impl Drop for Open {
@@ -108,36 +111,6 @@ fn is_data(name: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
     let parts = name.split_once('.');
     parts.is_some_and(|(port, socket)| is_number(port) && is_number(socket))
-}
-
-impl Door {
-    /// Of a switch that is spoken to by `line`.
-    pub(crate) fn new(open: Open, line: Line) -> Self {
-        Self {
-            open: Some(open),
-            line,
-            shift: None,
-        }
-    }
-}
-
-impl Entrance for Door {
-    fn open(&mut self) {
-        let Some(open) = self.open.take() else {
-            return;
-        };
-        let (name, line) = (open.name.clone(), self.line.clone());
-        let shift = Shift::start("vnplug-vde", |waker| {
-            let mut porter = Porter::new(open, line, waker)?;
-            Ok(move |stop: &AtomicBool| porter.run(stop))
-        });
-        match shift {
-            Ok(shift) => self.shift = Some(shift),
-            Err(error) => {
-                log::error!(target: "switch", "{name}: no VDE client can join: {error}");
-            }
-        }
-    }
 }
 
 /// A connection.

@@ -311,7 +311,7 @@ fn is_unix_stream(fd: &PeerFd) -> bool {
 const NOTHING: u8 = 0;
 const FIRST: u8 = 1;
 const AGAIN: u8 = 2;
-/// A thread that calls nobody for so long ends.
+/// After this time a thread that calls nobody ends.
 const IDLE: Duration = Duration::from_secs(2);
 /// A call takes microseconds.
 const LONGEST: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use super::spec::{MAX_PAIRS, control};
 pub(crate) enum Command {
     /// It takes frames with these things left to it, from now on: bits as of features.
     Offloads(u64),
-    /// It uses so many pairs of rings.
+    /// How many pairs of rings it uses.
     Pairs(usize),
     /// Nothing that changes anything here.
     Nothing,

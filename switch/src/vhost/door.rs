@@ -20,18 +20,16 @@ use vnplug_os::socket::{self, Peer};
 use vnplug_os::{event, peer_log};
 
 use super::call::{Caller, Calls};
+use super::card::{self, Card};
 use super::link;
-use super::memory::Allowance;
-use super::payload::Card;
 use super::session::{Heard, Remains, Session};
-use super::spec::feature;
 use crate::board;
 use crate::control::{Change, Line};
+use crate::door::Door;
 use crate::forward::Number;
-use crate::link::{Entrance, Loss, Losses};
-use crate::porter::{self, Access, Shift};
+use crate::link::{Loss, Losses};
+use crate::porter::{self, Access};
 use crate::roster::{Roster, locked};
-use crate::settings::PortSettings;
 
 /// Where the front-ends of vhost-user come in.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -51,13 +49,6 @@ pub(crate) struct Open {
     longest: usize,
     roster: Arc<Mutex<Roster>>,
     listener: Option<OwnedFd>,
-}
-
-/// The entrance of a switch.
-pub(crate) struct Door {
-    open: Option<Open>,
-    line: Line,
-    shift: Option<Shift>,
 }
 
 impl Open {
@@ -86,6 +77,15 @@ impl Open {
             listener,
         })
     }
+
+    /// The entrance, of a switch that is spoken to by `line`.
+    pub(crate) fn door(self, line: Line) -> Door {
+        let said = ("vnplug-vhost", "no vhost-user front-end can join");
+        Door::new(self.name.clone(), said, |waker| {
+            let mut porter = Porter::new(self, line, waker)?;
+            Ok(move |stop: &AtomicBool| porter.run(stop))
+        })
+    }
 }
 
 impl Drop for Open {
@@ -94,36 +94,6 @@ impl Drop for Open {
             && let Err(error) = std::fs::remove_file(path)
         {
             log::warn!(target: "switch", "{}: {error}", path.display());
-        }
-    }
-}
-
-impl Door {
-    /// Of a switch that is spoken to by `line`.
-    pub(crate) fn new(open: Open, line: Line) -> Self {
-        Self {
-            open: Some(open),
-            line,
-            shift: None,
-        }
-    }
-}
-
-impl Entrance for Door {
-    fn open(&mut self) {
-        let Some(open) = self.open.take() else {
-            return;
-        };
-        let (name, line) = (open.name.clone(), self.line.clone());
-        let shift = Shift::start("vnplug-vhost", |waker| {
-            let mut porter = Porter::new(open, line, waker)?;
-            Ok(move |stop: &AtomicBool| porter.run(stop))
-        });
-        match shift {
-            Ok(shift) => self.shift = Some(shift),
-            Err(error) => {
-                log::error!(target: "switch", "{name}: no vhost-user front-end can join: {error}");
-            }
         }
     }
 }
@@ -486,15 +456,13 @@ impl Porter {
         // Who cannot be told from others may be one of these. What it sends is right all the same.
         let takes_less = peer.pid.is_some() && !self.choosy.contains(&peer);
         let card = Card {
-            mac: mac(name, port),
-            lacks: match settings {
-                _ if !takes_less => 0,
-                PortSettings { sums: true, .. } => feature::CSUM | feature::HOST_TSO,
-                PortSettings { cuts: true, .. } => feature::HOST_TSO,
-                _ => 0,
+            mac: card::mac(name, port),
+            lacks: match takes_less {
+                true => card::lacking(&settings),
+                false => 0,
             },
             longest: self.open.longest,
-            memory: allowance(peer.uid, is_trusted),
+            memory: card::allowance(peer.uid, is_trusted),
         };
         // Taken out to be put into the session.
         let Some(guest) = self.guests.remove(&id) else {
@@ -552,35 +520,6 @@ fn connected(path: &Path) -> io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
-}
-
-/// How much memory a guest of this user's may have.
-fn allowance(uid: u32, is_trusted: bool) -> Allowance {
-    match is_trusted {
-        // As many pieces as QEMU's own library takes, for which front-ends are made.
-        true => Allowance {
-            pieces: 509,
-            bytes: 1 << 46,
-            stranger: None,
-        },
-        // This user may have 256 ports: mappings and addresses are the whole daemon's.
-        false => Allowance {
-            pieces: 64,
-            bytes: 1 << 38,
-            stranger: Some(uid),
-        },
-    }
-}
-
-/// The address of a guest's card at this port, if the guest asks for one: the same each time.
-fn mac(switch: &str, port: Number) -> [u8; 6] {
-    // FNV-1a: it is only to differ.
-    let hash = switch.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
-        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-    });
-    let ([a, b, c, _], [d, e]) = (hash.to_be_bytes(), port.to_be_bytes());
-    // Of those that everybody may give (IEEE 802-2014, 8.4).
-    [0x02, a, b, c, d, e]
 }
 
 /// How long a front-end may be silent.

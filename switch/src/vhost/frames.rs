@@ -28,7 +28,7 @@ pub(super) enum Put {
     Done,
     /// No buffers are there.
     Full,
-    /// Some are, of so many bytes in all, and the frame is longer.
+    /// Some are, of this number of bytes in all, and the frame is longer.
     Short(u64),
     /// The guest's buffers make no sense, or are too small.
     Never,
@@ -312,7 +312,7 @@ fn put_plain(ring: &mut Ring, header: &Head, out: &Out<'_>) -> Result<bool, Brok
     Ok(true)
 }
 
-/// Copies a frame into one buffer or several, of which so many are there.
+/// Copies a frame into one buffer or several; `there` chains are there.
 #[inline(never)]
 fn put_over(
     ring: &mut Ring,
@@ -412,7 +412,7 @@ impl Scatter<'_> {
         Some((at, (part.len - self.written) as usize))
     }
 
-    /// So many were written there.
+    /// `len` bytes were written there.
     #[inline]
     fn went(&mut self, len: usize) {
         self.written += len as u32;

@@ -11,6 +11,7 @@
 //! | file | what it has |
 //! |---|---|
 //! | `door.rs` | the socket, the thread that hears all front-ends, their ports |
+//! | `card.rs` | the card that it is offered |
 //! | `session.rs` | one front-end: what it says, and the setup that this makes |
 //! | `message.rs`, `payload.rs` | messages with their descriptors, and what they carry |
 //! | `link/` | one guest's rings, as the threads that forward use them |
@@ -30,6 +31,7 @@
 
 mod acks;
 mod call;
+mod card;
 mod control;
 pub(crate) mod door;
 mod frames;

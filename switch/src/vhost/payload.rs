@@ -1,42 +1,11 @@
-//! What messages carry: pieces of memory, rings with descriptors; and what a card says of itself.
+//! What messages carry: pieces of memory, rings with descriptors.
 
 use vnplug_os::closer::PeerFd;
 
 use super::link::ANNOUNCEMENT;
-use super::memory::{Allowance, Described};
+use super::memory::Described;
 use super::message::Message;
 use super::spec::MAX_RINGS;
-
-/// What a device says of itself.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Card {
-    pub(crate) mac: [u8; 6],
-    /// Bytes of the longest frame, Ethernet header included, FCS excluded.
-    pub(crate) longest: usize,
-    /// Bits of [`feature`](super::spec::feature) that it does not have.
-    pub(crate) lacks: u64,
-    /// The memory that it takes.
-    pub(crate) memory: Allowance,
-}
-
-impl Card {
-    /// The largest MTU, without tags.
-    pub(super) fn mtu(&self) -> usize {
-        self.longest - 22
-    }
-
-    /// `struct virtio_net_config` (virtio 1.2, 5.1.4): MAC, status, pairs, MTU.
-    pub(super) fn config(&self) -> [u8; 12] {
-        let mut config = [0; 12];
-        config[..6].copy_from_slice(&self.mac);
-        // The link is up.
-        config[6] = 1;
-        // One pair for who leaves the control queue to us; others have their own configuration.
-        config[8] = 1;
-        config[10..].copy_from_slice(&(self.mtu().min(65_535) as u16).to_le_bytes());
-        config
-    }
-}
 
 /// The ring of a message that brings a descriptor, or says that it brings none.
 pub(super) fn ring_of(message: &mut Message) -> Result<(usize, Option<PeerFd>), String> {

@@ -168,7 +168,7 @@ impl Ring {
         ((next, seen) == (self.next, self.seen)).then_some(room)
     }
 
-    /// All chains that are there have room for so many bytes.
+    /// All chains that are there have room for `room` bytes together.
     pub(crate) fn note_room(&mut self, room: u64) {
         self.walked = Some((self.next, self.seen, room));
     }

@@ -16,10 +16,11 @@ use vnplug_os::memory::{Watch, of_peer};
 use vnplug_ring::Region;
 
 use super::call::Call;
+use super::card::Card;
 use super::link::{Order, Setup, Started, Wire};
 use super::memory::{Allowance, Described, Memory, Slot};
 use super::message::{self, Message, Read, Reader};
-use super::payload::{Card, DESCRIBED, announcement, describe, one_piece, ring_of, words};
+use super::payload::{DESCRIBED, announcement, describe, one_piece, ring_of, words};
 use super::ring::{Addresses, Place};
 use super::spec::{MAX_PAIRS, MAX_RINGS, MAX_SIZE, feature, protocol, request};
 
@@ -582,6 +583,6 @@ const ANSWERED: [u32; 7] = [
 const LONGEST_LOG: u64 = 1 << (46 - 12 - 3);
 /// In SET_VRING_ADDR: writes to the used ring are logged.
 const LOGGED: u32 = 1;
-/// How long the thread that forwards may take: so often so long.
+/// How long the thread that forwards may take: how often it is looked at, and how long each time.
 const TRIES: u32 = 100;
 const TRY: Duration = Duration::from_millis(20);

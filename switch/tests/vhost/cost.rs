@@ -28,7 +28,7 @@ fn with_guests(count: usize, features: u64) -> (TestDir, Box<dyn Queue>, Vec<Gue
     (home, queue, guests)
 }
 
-/// Nanoseconds of a frame, the median of turns of so many of them. `sets`: in how many places each lies in
+/// Nanoseconds of a frame, the median of turns of `count`. `sets`: in how many places each lies in
 /// turn, at both ends; more than one are not in the second cache level.
 fn of_turns(
     queue: &mut dyn Queue,

@@ -39,7 +39,7 @@ fn super_frames_are_whole_for_a_guest_that_takes_them_and_cut_and_summed_for_ano
     let (header, whole) = takes.next();
     assert_eq!(whole, bytes);
     let mut expected = offload.to_header(&bytes);
-    // In so many buffers of 2,048 bytes.
+    // The number of buffers of 2,048 bytes.
     expected[10] = 10;
     assert_eq!(header, expected);
     for guest in [&mut sums, &mut plain] {
@@ -175,7 +175,7 @@ fn datagrams_that_linux_does_not_take_as_one_are_cut_for_a_guest() {
     served.check_sums();
 }
 
-/// A super-frame of so many datagrams of 100 bytes from station 1, and what is left to do.
+/// A super-frame of `count` datagrams of 100 bytes from station 1, and what is left to do.
 fn datagrams(count: usize) -> (Vec<u8>, Offload) {
     let carries = (8 + count * 100) as u16;
     let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0];

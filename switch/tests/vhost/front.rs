@@ -338,7 +338,7 @@ impl Guest {
         self.send_together(1, frame, offload);
     }
 
-    /// Makes a frame so many times available, all at once: a device that looks at any time sees all or none.
+    /// Makes a frame available `count` times, all at once: a device that looks at any time sees all or none.
     pub(crate) fn send_together(&mut self, count: usize, frame: &[u8], offload: &Offload) {
         (0..count).for_each(|_| self.prepare_offloaded(frame, offload));
         self.sending.publish(&self.region);
@@ -382,7 +382,7 @@ impl Guest {
         self.send_offloaded(frame, &Offload::default());
     }
 
-    /// Sends a frame in a table of parts of so many bytes, or of 50; the first one is shorter.
+    /// Sends a frame in a table of parts of `each` bytes, or of 50 parts; the first one is shorter.
     pub(crate) fn send_in_parts(&mut self, frame: &[u8], each: u32) {
         let at = self.sending.next % SIZE;
         let buffer = 0x20_0000 + 0x8000 * u64::from(at);

@@ -14,7 +14,7 @@ fn polite(served: &Served) -> Guest {
     guest
 }
 
-/// Sends a frame whenever there is room, and takes what comes, until so many frames went each way, all in order.
+/// Sends a frame whenever there is room, and takes what comes, until `count` frames went each way, all in order.
 fn talk(one: &mut Guest, two: &mut Guest, (first, second): (u8, u8), count: u32) {
     let (mut sent, mut came) = ([0; 2], [0; 2]);
     eventually("all frames are there", || {

@@ -90,7 +90,7 @@ fn who_waits_for_buffers_has_the_bytes_of_when_the_sender_had_its_own_back() {
     served.check_sums();
 }
 
-/// Sends long frames to station 2 until the time is over or so many are sent, while another thread writes
+/// Sends long frames to station 2 until the time is over or `most` are sent, while another thread writes
 /// into the buffers that were made available. Calls `look` between them. How many were sent.
 fn rewritten(
     sender: &mut Guest,

@@ -38,7 +38,7 @@ impl Site {
         }
     }
 
-    /// Sends a frame of which so many bytes are there.
+    /// Sends a frame of which the first `there` bytes are there.
     fn sends(&mut self, frame: &[u8], offload: &Offload, there: usize) {
         let guest = &mut self.guest;
         let at = guest.sending.next % SIZE;

@@ -47,7 +47,7 @@ enum Act {
     Remove(u32),
 }
 
-/// A program of these accesses, on a map with keys of so many bytes.
+/// A program of these accesses, on a map with keys of `key_bytes`.
 fn program(acts: &[Act], map: &Map, key_bytes: u32, value_bytes: u32) -> Vec<Insn> {
     let mut asm = Asm::default();
     let short = asm.label();
@@ -187,7 +187,7 @@ fn a_hash_that_forgets_does_what_the_kernels_does_as_long_as_neither_is_full() {
     as_the_kernels(Kernels::LruHash, sizes, 4);
 }
 
-/// Random programs on maps of so many entries, with so many keys; a part of the usual number of runs.
+/// Random programs on maps of these sizes (entries, and keys that are used); a part of the usual number of runs.
 fn as_the_kernels(kernels: Kernels, sizes: [(u32, u64); 4], part: usize) {
     let seed = vnplug_frame::witness::seed("hash");
     let forgets = kernels == Kernels::LruHash;
@@ -361,7 +361,7 @@ fn both_insert_at_the_same_time_where_keys_are_forgotten_and_none_is_there_twice
     assert!(sum <= theirs[1] + ours[1]);
 }
 
-/// Both instances count frames by key, of which there are 20,000, in a map of so many entries: verdicts of the kernel and the daemon,
+/// Both instances count frames by key, of which there are 20,000, in a map of `entries`: verdicts of the kernel and the daemon,
 /// keys that are there, and the sum of their values.
 fn insert_by_both(entries: u32, forgets: bool) -> (Layout, [u64; 3], [u64; 3], u64, u64) {
     const KEYS: u64 = 20_000;

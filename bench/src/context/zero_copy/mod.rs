@@ -327,7 +327,7 @@ fn frame(len: usize) -> Vec<u8> {
 
 /// Bytes of a turn, as the engine's are bounded.
 const TURN: u64 = 256 << 10;
-/// So much of a frame would have to be the daemon's own: what is judged, and may not be written over.
+/// How much of a frame would have to be the daemon's own: what is judged, and may not be written over.
 const HEADERS: usize = 128;
 const UNCHECKED: &str = "from where it lies, nothing checked";
 const CPU: &str = "% CPU";

@@ -116,7 +116,7 @@ impl Site {
         }
     }
 
-    /// So many streams to it; their processor time is the switch's and that of `vnplug nic`.
+    /// `count` streams to it; their processor time is the switch's and that of `vnplug nic`.
     pub(super) fn to_container(&self, to: &Station, count: usize, plan: &Plan) -> Result<Stream> {
         self.with_acks("far0", || {
             self.streams(&to.netns, &to.address, count, plan, || {

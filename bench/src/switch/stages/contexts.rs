@@ -139,7 +139,7 @@ impl Told {
 }
 
 impl Site {
-    /// So many guests, each with a context on one wire and a card on a bridge with the other.
+    /// A number of guests, each with a context on one wire and a card on a bridge with the other.
     pub(super) fn new(guests: usize) -> Result<Self> {
         let (lab, here, far) = (Lab::new()?, Netns::new()?, Netns::new()?);
         for netns in [&here, &far] {

@@ -407,7 +407,7 @@ const COST: &str = "CPU s per GB";
 /// Unit of a share.
 const SHARE: &str = "% of the time";
 const PEER: &str = "TAP on a Linux bridge";
-/// So many functions of no group are told.
+/// The most functions of no group that are told.
 const LARGEST: usize = 12;
 
 #[cfg(test)]

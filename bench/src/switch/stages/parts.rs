@@ -182,7 +182,7 @@ fn part(sample: &Sample, guest: &[u32], own: u32) -> Option<Part> {
     })
 }
 
-/// What was sampled between two moments while so many gigabits of payload came.
+/// What was sampled between two moments while payload came at this rate.
 fn told(samples: &[Sample], (begin, end): (f64, f64), guest: &[u32], gbps: f64) -> Told {
     let mut told = Told {
         gbps,

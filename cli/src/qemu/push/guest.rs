@@ -248,7 +248,7 @@ pub(super) const TRY_LIMIT: Duration = Duration::from_millis(1500);
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
 const SCRIPT_LIMIT: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(50);
-/// So much of a file at a time: with libvirt it is an argument of a command, of 128 KiB at most.
+/// The most of a file at a time: with libvirt it is an argument of a command, of 128 KiB at most.
 const PIECE: usize = 64 << 10;
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ impl Reader {
         Ok((stats, action.unwrap_or_default()))
     }
 
-    /// Removes rules of that kind that matched nothing for so long, if they are not locked.
+    /// Removes rules of that kind that matched nothing for the time `idle`, if they are not locked.
     pub(crate) fn purge_rules(&mut self, kind: RuleKind, idle: Duration) -> Result<(), Error> {
         let of_kind = |key: &RuleKey| match kind {
             RuleKind::Exact => matches!(key, RuleKey::Exact(_)),

@@ -3,25 +3,60 @@
 //! It sleeps, and looks. Who looks too often, or goes on as soon as one frame fits, takes the processor from the thread
 //! that makes room: of many senders on two CPUs the wire then gets half and less. Who sleeps too long lets the ring run dry.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// One wait: its sleeps, and how much room ends it.
-pub(super) struct Patience {
+/// One wait for room, look by look, for who must not sleep where it looks: with a lock held, say. Any other waits by
+/// [`Port::wait_for_room`](crate::Port::wait_for_room).
+///
+/// [`Outbox::patience`](crate::Outbox::patience) begins one behind a frame that found no room. Then sleep for each
+/// [`pause`](Self::pause), and push again if [`Outbox::has_room_for`](crate::Outbox::has_room_for) says so.
+#[derive(Debug)]
+pub struct Patience {
+    begun: Instant,
+    timeout: Duration,
+    /// At the last look.
+    waited: Duration,
     pause: Duration,
+    longest: Duration,
     has_slept: bool,
     /// How long there is more waited for than one frame needs.
     limit: Duration,
 }
 
 impl Patience {
-    /// A wait of at most `timeout`. The first sleep is half as long as all of the last wait, and 5 ms at most: where a ring drains as
+    /// How long to sleep before the next look; `None`: the time is over.
+    pub fn pause(&mut self) -> Option<Duration> {
+        let left = self.timeout.saturating_sub(self.waited);
+        (!left.is_zero()).then(|| self.sleep(self.waited).min(left))
+    }
+
+    /// A wait of at most `timeout` for the host. The first sleep is half as long as all of the last wait, and 5 ms at most: where a ring drains as
     /// before, the second ends it as a rule, before the ring is dry. Behind a stall the first sleep is too long, once.
     pub(super) fn after(last_wait: Duration, timeout: Duration) -> Self {
         Self {
+            begun: Instant::now(),
+            timeout,
+            waited: Duration::ZERO,
             pause: (last_wait / 2).clamp(SHORTEST, LONGEST / 2),
+            longest: LONGEST,
             has_slept: false,
             limit: QUARTER_WAIT.min(timeout),
         }
+    }
+
+    /// A wait for another member of a trust group, at which frames are dropped soon: looks at any room, and often.
+    pub(super) fn at_member(timeout: Duration) -> Self {
+        Self {
+            longest: LONGEST_AT_MEMBER,
+            limit: Duration::ZERO,
+            ..Self::after(Duration::ZERO, timeout)
+        }
+    }
+
+    /// There is a look now: how long there was waited.
+    pub(super) fn look(&mut self) -> Duration {
+        self.waited = self.begun.elapsed();
+        self.waited
     }
 
     /// How many bytes of a ring of `capacity` are to be free, beside room for the frame: a quarter once it has slept, for
@@ -34,9 +69,9 @@ impl Patience {
     }
 
     /// How long to sleep next: twice as long each time, and no longer than a quarter is waited for.
-    pub(super) fn sleep(&mut self, waited: Duration) -> Duration {
+    fn sleep(&mut self, waited: Duration) -> Duration {
         let pause = self.pause;
-        self.pause = (pause * 2).min(LONGEST);
+        self.pause = (pause * 2).min(self.longest);
         self.has_slept = true;
         match self.limit.saturating_sub(waited) {
             Duration::ZERO => pause,
@@ -52,8 +87,9 @@ impl Patience {
 /// The first sleep of all.
 pub(super) const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(10);
+const LONGEST_AT_MEMBER: Duration = Duration::from_millis(1);
 /// A quarter of 1 MiB that leaves with 50 Mb/s.
-const QUARTER_WAIT: Duration = Duration::from_millis(40);
+pub(super) const QUARTER_WAIT: Duration = Duration::from_millis(40);
 
 #[cfg(test)]
 mod tests {
@@ -118,6 +154,28 @@ mod tests {
             assert_eq!(waited, limit);
             assert!(patience.sleep(waited) > SHORTEST);
         }
+    }
+
+    #[test]
+    fn a_member_is_looked_at_each_millisecond_and_for_any_room() {
+        let mut patience = Patience::at_member(LONG);
+        let mut waited = Duration::ZERO;
+        while waited < QUARTER_WAIT {
+            let pause = patience.sleep(waited);
+            assert!(pause <= LONGEST_AT_MEMBER, "{pause:?}");
+            waited += pause;
+            assert_eq!(patience.wanted(RING, waited), 0);
+        }
+        assert_eq!(patience.sleep(waited), LONGEST_AT_MEMBER);
+    }
+
+    #[test]
+    fn who_has_no_time_does_not_sleep() {
+        assert_eq!(Patience::after(LONG, Duration::ZERO).pause(), None);
+        assert_eq!(
+            Patience::after(Duration::ZERO, LONG).pause(),
+            Some(SHORTEST)
+        );
     }
 
     #[test]

@@ -1,12 +1,14 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use vnplug_ring::control::Segments;
 use vnplug_ring::layout::{Geometry, VERSION_MINOR, header, ring_size};
 use vnplug_ring::offload::{Offload, gso};
 use vnplug_ring::{Intake, Producer, Region};
 
+use super::patience::{QUARTER_WAIT, SHORTEST};
 use crate::error::Error;
 use crate::port::Outbox;
 
@@ -101,4 +103,42 @@ fn room_is_what_is_free_wherever_the_next_record_would_lie() {
         // More than one, which is enough for a frame, and no more than a quarter and what lies at its ends.
         assert!((3..=6).contains(&has_taken), "{turn}: {has_taken}");
     }
+}
+
+#[test]
+fn who_waits_look_by_look_goes_on_when_a_quarter_is_free() {
+    let (mut intake, mut outbox) = ends(VERSION_MINOR);
+    let frame = [7; 1000];
+    while outbox.push(&frame).unwrap() {}
+    outbox.flush();
+    let mut patience = outbox.patience(Duration::from_secs(3600));
+    assert!(!outbox.has_room_for(frame.len(), &mut patience).unwrap());
+    // Before it slept one frame's room is enough.
+    assert!(taken(&mut intake, Segments::Wire).is_some());
+    assert!(outbox.has_room_for(frame.len(), &mut patience).unwrap());
+    assert_eq!(patience.pause(), Some(SHORTEST));
+    let mut has_taken = 0;
+    while !outbox.has_room_for(frame.len(), &mut patience).unwrap() {
+        assert!(taken(&mut intake, Segments::Wire).is_some());
+        has_taken += 1;
+    }
+    assert!(
+        has_taken >= 2 || patience.look() >= QUARTER_WAIT,
+        "{has_taken}"
+    );
+}
+
+#[test]
+fn who_waits_sleeps_half_as_long_first_as_the_last_wait_took() {
+    let (mut intake, mut outbox) = ends(VERSION_MINOR);
+    let frame = [7; 1000];
+    while outbox.push(&frame).unwrap() {}
+    outbox.flush();
+    let mut patience = outbox.patience(Duration::from_secs(3600));
+    assert_eq!(patience.pause(), Some(SHORTEST));
+    while taken(&mut intake, Segments::Wire).is_some() {}
+    std::thread::sleep(4 * SHORTEST);
+    assert!(outbox.has_room_for(frame.len(), &mut patience).unwrap());
+    let next = outbox.patience(Duration::from_secs(3600)).pause().unwrap();
+    assert!(next >= 2 * SHORTEST, "{next:?}");
 }

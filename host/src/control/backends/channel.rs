@@ -88,7 +88,7 @@ impl Flow {
 }
 
 impl Channel {
-    /// Between a back-end that takes and sends so many events, and a program.
+    /// Between a back-end that takes and sends `events`, and a program.
     pub(super) fn new(
         (number, backend): (u32, u32),
         owner: Peer,

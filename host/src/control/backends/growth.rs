@@ -97,7 +97,7 @@ pub(super) enum Wanted {
     Port(Whom, Box<Growing>),
 }
 
-/// Bytes of the device for so much memory behind its first page.
+/// Bytes of the device for this much memory behind its first page.
 pub(super) fn device_len(len: u64) -> u64 {
     let with_page = len.saturating_add(PLUGGED_OFFSET);
     with_page

@@ -67,7 +67,7 @@ pub(super) struct Bill {
 }
 
 impl Bill {
-    /// The program lets go by itself, or is gone: its owner pays so many bytes, and not the back-end.
+    /// The program lets go by itself, or is gone: its owner pays for these `bytes`, and not the back-end.
     pub(super) fn is_the_programs(&self, bytes: u64) {
         if let (Some(back_end), Some(program)) = (&self.back_end, &self.program) {
             back_end.borrow_mut().give_back_bytes(bytes);

@@ -13,7 +13,7 @@ impl Senders {
     /// Sends what waits: at most [`MAX_BATCH`] frames in all, and about [`TURN`] bytes. What other readers of the wire
     /// are to see goes to `shown`, with the ports that are of its sender.
     ///
-    /// Senders have turns by bytes (deficit round robin): each may take so many, times its weight, and what it takes
+    /// Senders have turns by bytes (deficit round robin): each may take a turn's bytes, times its weight, and what it takes
     /// too much is missing in its next turn. A turn goes on where the last one ended. How many bytes that is depends on how many
     /// sent something when all had their turn; whoever did not, after a rest, has few first: all may begin at once.
     pub(in crate::engine) fn serve(
@@ -110,7 +110,7 @@ impl Senders {
     }
 }
 
-/// Bytes of the first turn of a sender that rested, among so many that may send.
+/// Bytes of the first turn of a sender that rested, where `places` may send.
 fn first_quantum(places: u64) -> u64 {
     match places {
         // Nobody waits for it.
@@ -119,7 +119,7 @@ fn first_quantum(places: u64) -> u64 {
     }
 }
 
-/// So few are looked at every turn: that costs less than a kick.
+/// The most that are looked at in every turn: that costs less than a kick.
 const FEW: usize = 16;
 /// Bytes that are taken in a turn: a copy of some ten microseconds.
 pub(super) const TURN: u64 = 256 << 10;

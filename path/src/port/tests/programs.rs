@@ -27,7 +27,7 @@ fn finished(asm: Asm) -> Vec<Insn> {
     asm.finish().unwrap()
 }
 
-/// Moves an end of the frame by so many bytes, and passes it.
+/// Moves an end of the frame by `by` bytes, and passes it.
 fn moved(helper: u32, by: i32) -> Vec<Insn> {
     let mut asm = Asm::default();
     asm.alu64(Alu::Mov, R2, Operand::K(by.cast_unsigned()));

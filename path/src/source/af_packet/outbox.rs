@@ -50,7 +50,7 @@ impl Outbox {
         self.placed(0..frame.len(), offload)
     }
 
-    /// Room for so many bytes with a frame among them, if there is any before a flush.
+    /// Room for `len` bytes with a frame among them, if there is any before a flush.
     #[inline]
     pub(super) fn place(&mut self, len: usize) -> Option<&mut [u8]> {
         if self.lens.len() == MOST {

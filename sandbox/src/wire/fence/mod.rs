@@ -278,7 +278,7 @@ impl Fence {
         self.leaves_cut(frame, 0)
     }
 
-    /// The same of a super-frame of UDP that is cut into datagrams of so many bytes; 0: it is none.
+    /// The same of a super-frame of UDP that is cut into datagrams of `size` bytes; 0: it is none.
     pub fn leaves_cut(&self, frame: &[u8], size: usize) -> bool {
         let mut state = self.lock();
         let fate = state.sent(
@@ -471,11 +471,11 @@ const CLOSING: Duration = Duration::from_secs(2);
 const MOST_OURS: usize = 1024;
 /// Datagrams in parts, at once.
 const MOST_PARTS: usize = 256;
-/// So long a receiver waits for the rest of one (`ipfrag_time`).
+/// How long a receiver waits for the rest of one (`ipfrag_time`).
 const PARTS_LAST: Duration = Duration::from_secs(30);
 /// Peers that are told of.
 const MOST_TOLD: usize = 100;
-/// Who came may be looked for so long.
+/// For how long one may look who came.
 const ANSWER: Duration = Duration::from_secs(600);
 /// Ports from which the kernel chooses (`ip_local_port_range` of a new network namespace).
 const CHOSEN_FIRST: u16 = 32_768;

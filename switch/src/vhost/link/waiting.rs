@@ -44,7 +44,7 @@ pub(super) struct Stuck {
 }
 
 impl Outgoing {
-    /// Whether the guest will have no room for so many bytes, as far as one can know: it has buffers for `room`,
+    /// Whether the guest will have no room for `need` bytes, as far as one can know: it has buffers for `room`,
     /// which is less, and has not added any for long; or it was found to have no more before.
     #[cold]
     pub(super) fn is_hopeless(&mut self, at: usize, need: u64, room: u64, is_merged: bool) -> bool {
@@ -78,7 +78,7 @@ impl Outgoing {
         is_hopeless
     }
 
-    /// A frame of `need` bytes fitted into a ring that has so many chains left.
+    /// A frame of `need` bytes fitted into a ring that has `left` chains then.
     #[inline]
     pub(super) fn hope(&mut self, at: usize, need: u64, left: u16) {
         if let Some(it) = self.hopeless
@@ -146,7 +146,7 @@ impl Outgoing {
         self.tell_waits();
     }
 
-    /// So many that waited are dropped.
+    /// `count` of those that waited are dropped.
     fn lose(&self, count: u64) {
         self.half.shared.lost.fetch_add(count, Ordering::Relaxed);
     }

@@ -58,8 +58,8 @@ fn who_writes_what_is_no_frame_has_no_more_turns_than_others() {
     }
 }
 
-/// The bytes of each of these senders after so many turns, all of which always have more: lengths of
-/// frames and terms.
+/// The bytes of each of these senders (the length of its frames, and its terms) after `turns`, while all of them always
+/// have more.
 fn shares(senders: &[(usize, Terms)], turns: u64) -> Vec<u64> {
     let ids = 1..=senders.len() as u32;
     let mut rings: Vec<_> = ids.map(|id| sender_of(id, 1 << 18, 1514)).collect();

@@ -165,7 +165,7 @@ enum Taken {
     JudgedInPlace,
 }
 
-/// So many records of a hostile sender; what was seen on the wire, and how often it was caught in a lie.
+/// Takes `records` of a hostile sender; what was seen on the wire, and how often it was caught in a lie.
 fn attack(records: u64, taken: Taken) -> (Seen, u64) {
     let all = canaries(3 * ring_size(CAPACITY));
     let len = ring_size(CAPACITY);

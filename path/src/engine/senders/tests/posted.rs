@@ -57,7 +57,7 @@ fn place(dice: &mut Dice) -> Place {
     Place { ring, at, len }
 }
 
-/// So many posted records of a hostile sender: what was seen on the wire, and how many places were refused.
+/// Takes posted `records` of a hostile sender: what was seen on the wire, and how many places were refused.
 fn attack(records: u64, own: usize, taken: Taken) -> (Seen, u64) {
     // canaries | record area | canaries | transmit ring | canaries
     let all = canaries(3 * GUARD + AREA + ring_size(SENT));

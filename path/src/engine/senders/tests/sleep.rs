@@ -180,7 +180,7 @@ fn no_kick_is_lost_between_looking_arming_and_sleeping() {
     assert!(kicked(64, 300, false).lost > 0);
 }
 
-/// Nanoseconds of a turn in which one of so many sends a frame.
+/// Nanoseconds of a turn in which one of `count` senders sends a frame.
 fn cost(count: u32) -> f64 {
     const TURNS: u32 = 20_000;
     let mut rings: Vec<_> = (0..count).map(|id| sender_of(id, 1 << 12, 200)).collect();

@@ -2,19 +2,19 @@
 //! grants, deaths, restarts, lies.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod lies;
+mod memory;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vnplug::{BackEnd, BackEndOptions, Channel, ChannelOptions, Error, Heard, MAX_SAID, Told};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, value};
-use vnplug_e2e::raw::{Holdings, Raw};
 use vnplug_e2e::user::{USER, as_user, open_to_all};
-use vnplug_ring::control::backend::{Register, WINDOW};
-use vnplug_ring::control::{Backend, Message, code};
-use vnplug_testing::until;
+use vnplug_ring::control::code;
 
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
 
@@ -73,7 +73,7 @@ fn joined(back: &mut BackEnd) -> u32 {
 }
 
 /// As often as usual, or with `VNPLUG_LONG=1` in the environment as the long run does it.
-fn so_many(usual: u64, long: u64) -> u64 {
+fn rounds(usual: u64, long: u64) -> u64 {
     match std::env::var_os("VNPLUG_LONG") {
         Some(_) => long,
         None => usual,
@@ -127,7 +127,7 @@ fn messages_go_both_ways_up_to_64_kib_and_no_further() {
 
 #[test]
 fn two_back_ends_and_three_programs_are_never_mixed() {
-    let each = so_many(40_000, 200_000);
+    let each = rounds(40_000, 200_000);
     let lab = Lab::new().unwrap();
     let daemon = daemon(&lab);
     let serve = |id: u32, name: &'static str| {
@@ -236,7 +236,7 @@ fn two_back_ends_and_three_programs_are_never_mixed() {
 
 #[test]
 fn events_are_counted_and_none_is_lost() {
-    let events = so_many(200_000, 1_000_000);
+    let events = rounds(200_000, 1_000_000);
     let lab = Lab::new().unwrap();
     let daemon = daemon(&lab);
     let mut back = back_end(&daemon, 85, "kv");
@@ -278,114 +278,6 @@ fn events_are_counted_and_none_is_lost() {
         None,
         "one too many"
     );
-}
-
-#[test]
-fn memory_is_shared_withdrawn_and_never_a_fault() {
-    let lab = Lab::new().unwrap();
-    let daemon = daemon(&lab);
-    let mut back = back_end(&daemon, 85, "kv");
-    let mut program = channel(&daemon, "kv");
-    let number = joined(&mut back);
-    let region = back.share(number, 1 << 20, false).unwrap();
-    let Told::Shared { region: same } = told(&mut program) else {
-        panic!("no memory");
-    };
-    assert_eq!(region, same);
-    back.memory(region)
-        .unwrap()
-        .write(4096, b"from the host")
-        .unwrap();
-    let mut read = [0; 13];
-    let theirs = program.memory(region).unwrap();
-    theirs.read(4096, &mut read).unwrap();
-    assert_eq!(&read, b"from the host");
-    assert_eq!((theirs.len(), theirs.is_writable()), (1 << 20, false));
-    assert!(matches!(theirs.write(0, b"x"), Err(Error::Invalid(_))));
-    assert!(matches!(
-        theirs.read((1 << 20) - 3, &mut read),
-        Err(Error::Invalid(_))
-    ));
-    // One that both write.
-    let both = back.share(number, 100, true).unwrap();
-    assert_eq!(told(&mut program), Told::Shared { region: both });
-    program.memory(both).unwrap().store(8, 77).unwrap();
-    assert_eq!(back.memory(both).unwrap().load(8).unwrap(), 77);
-    // Taken back from one who lets go.
-    let lets_go = thread::spawn(move || {
-        let Told::Withdraw { region, .. } = told(&mut program) else {
-            panic!("not asked");
-        };
-        program.release(region).unwrap();
-        assert!(program.memory(region).is_none());
-        program
-    });
-    assert!(back.withdraw(region, Duration::from_secs(10)).unwrap());
-    let program = lets_go.join().unwrap();
-    // And from one who does not listen: it maps zeros.
-    let began = Instant::now();
-    assert!(!back.withdraw(both, Duration::from_millis(200)).unwrap());
-    assert!(began.elapsed() >= Duration::from_millis(200));
-    let stays = program.memory(both).unwrap();
-    assert_eq!(stays.load(8).unwrap(), 0);
-    stays.store(8, 9).unwrap();
-    assert!(back.withdraw(both, Duration::ZERO).is_err());
-}
-
-/// Its message may come together with the answer that opens the channel, and its descriptor with both.
-#[test]
-fn memory_that_is_shared_at_once_may_come_with_the_channel() {
-    const CHANNELS: usize = 300;
-    let lab = Lab::new().unwrap();
-    let daemon = daemon(&lab);
-    let mut back = back_end(&daemon, 85, "kv");
-    let shares = thread::spawn(move || {
-        for _ in 0..CHANNELS {
-            let number = joined(&mut back);
-            for _ in 0..3 {
-                back.share(number, 4096, false).unwrap();
-            }
-            back.send(number, b"all").unwrap();
-            assert!(matches!(heard(&mut back), Heard::Left { .. }));
-        }
-    });
-    for _ in 0..CHANNELS {
-        let mut program = channel(&daemon, "kv");
-        for _ in 0..3 {
-            let Told::Shared { region } = told(&mut program) else {
-                panic!("no memory");
-            };
-            assert_eq!(program.memory(region).unwrap().load(0).unwrap(), 0);
-        }
-        assert_eq!(told(&mut program), Told::Message(b"all".to_vec()));
-    }
-    shares.join().unwrap();
-}
-
-#[test]
-fn what_a_back_end_shares_is_bounded_and_free_again() {
-    let lab = Lab::new().unwrap();
-    let daemon = daemon(&lab);
-    let mut back = back_end(&daemon, 85, "kv");
-    let before = Holdings::at_rest(daemon.pid()).fds;
-    for _ in 0..20 {
-        let program = channel(&daemon, "kv");
-        let number = joined(&mut back);
-        back.share(number, 4 << 20, true).unwrap();
-        let Err(Error::Refused {
-            code: code::LIMIT,
-            text,
-        }) = back.share(number, 1, true)
-        else {
-            panic!("more than the grant permits");
-        };
-        assert!(text.contains("memory="), "{text}");
-        assert!(back.share(number, 0, true).is_err() && back.share(99_999, 1, true).is_err());
-        drop(program);
-        assert!(matches!(heard(&mut back), Heard::Left { .. }));
-    }
-    let now = || Holdings::of(daemon.pid()).fds;
-    until("what was shared is closed", now, |now| *now <= before);
 }
 
 #[test]
@@ -480,129 +372,4 @@ fn grants_say_who_is_a_back_end_and_who_may_use_it() {
         text.contains("kv") && text.contains("85") && text.contains("dns"),
         "{text}"
     );
-}
-
-#[test]
-fn floods_and_lies_end_a_channel_and_nobody_elses() {
-    let lab = Lab::new().unwrap();
-    let daemon = daemon(&lab);
-    let mut back = back_end(&daemon, 85, "kv");
-    let mut bystander = channel(&daemon, "kv");
-    let own = joined(&mut back);
-    let liar = |lie: &dyn Fn(u32) -> Vec<Backend>| {
-        let (mut raw, channel) = Raw::program(&daemon.socket(), 85);
-        for message in lie(channel) {
-            raw.send(&Message::Backend(message).encode(0, 0)).unwrap();
-        }
-        let hung_up = loop {
-            match raw.next() {
-                Some((0, Message::Backend(Backend::Hangup { reason, .. }))) => break reason,
-                Some(_) => {}
-                None => panic!("the connection ended, and not the channel"),
-            }
-        };
-        // The connection is as good as before.
-        assert!(matches!(raw.ask(&Message::List, 0), Message::Devices(_)));
-        hung_up
-    };
-    let say = |channel, len| Backend::Say {
-        channel,
-        bytes: vec![1; len],
-    };
-    let flood = |channel| {
-        (0..=WINDOW / (64 << 10))
-            .map(|_| say(channel, MAX_SAID))
-            .collect()
-    };
-    assert!(liar(&flood).contains("took"));
-    assert!(liar(&|channel| vec![Backend::Took { channel, cost: 1 }]).contains("given"));
-    let events = |channel, totals: &[u64]| Backend::Events {
-        channel,
-        totals: totals.to_vec(),
-    };
-    assert!(liar(&|channel| vec![events(channel, &[0; 40])]).contains("events"));
-    assert!(
-        liar(&|channel| vec![events(channel, &[9; 4]), events(channel, &[8; 4])])
-            .contains("events")
-    );
-    // Others' channels, regions and back-ends cannot be named.
-    let mut raw = Raw::greeted(&daemon.socket());
-    for message in [
-        say(own, 3),
-        Backend::Hangup {
-            channel: own,
-            reason: "mine".into(),
-        },
-        Backend::Withdraw {
-            channel: own,
-            region: 1,
-            within_ms: 0,
-        },
-    ] {
-        raw.send(&Message::Backend(message).encode(0, 0)).unwrap();
-    }
-    let asked = raw.ask(
-        &Message::Backend(Backend::Region {
-            channel: own,
-            bytes: 1,
-            writable: true,
-        }),
-        0,
-    );
-    assert!(matches!(
-        asked,
-        Message::Error {
-            code: code::NOT_FOUND,
-            ..
-        }
-    ));
-    let again = Register {
-        id: 85,
-        name: "kv".into(),
-        version: 0,
-        events_in: 0,
-        events_out: 0,
-    };
-    let asked = raw.ask(&Message::Backend(Backend::Register(again)), 0);
-    assert!(matches!(
-        asked,
-        Message::Error {
-            code: code::EXISTS,
-            ..
-        }
-    ));
-    bystander.send(b"still here").unwrap();
-    loop {
-        match heard(&mut back) {
-            Heard::Message { channel, bytes } if channel == own => {
-                assert_eq!(bytes, b"still here");
-                break;
-            }
-            Heard::Joined { .. }
-            | Heard::Left { .. }
-            | Heard::Message { .. }
-            | Heard::Event { .. } => {}
-            other => panic!("{other:?}"),
-        }
-    }
-    // A program that takes nothing fills its window, and holds up nobody.
-    let mut sent = 0;
-    while back.send(own, &[0; 1000]).is_ok() {
-        sent += 1;
-    }
-    assert!(sent >= 100, "{sent}");
-    let mut other = channel(&daemon, "kv");
-    let other_number = loop {
-        if let Heard::Joined { channel, .. } = heard(&mut back) {
-            break channel;
-        }
-    };
-    back.send(other_number, b"for the other").unwrap();
-    assert_eq!(told(&mut other), Told::Message(b"for the other".to_vec()));
-    let mut taken = 0;
-    while taken < sent {
-        assert!(matches!(told(&mut bystander), Told::Message(bytes) if bytes.len() == 1000));
-        taken += 1;
-    }
-    back.send(own, b"room again").unwrap();
 }

@@ -1,8 +1,11 @@
 //! Servers' names, segment by segment.
 
+mod again;
+mod bounds;
+
 use std::time::Duration;
 
-use super::super::flow::{FIN, MOST_FLOWS, MOST_KEPT, URG};
+use super::super::flow::URG;
 use super::super::hello::tests::{ANOTHER, answer, hello};
 use super::*;
 
@@ -371,154 +374,6 @@ fn a_client_does_not_say_itself_that_its_server_has_taken_a_name() {
 }
 
 #[test]
-fn a_first_segment_with_words_is_said_again_before_its_answer_is_taken() {
-    let bytes = hello(&["a.org"], 9000);
-    let (first, rest) = bytes.split_at(20);
-    let mut talk = Talk::new();
-    talk.next.1 = 0;
-    assert_eq!(talk.segment(OWN, OURS, SYN, first), Word::Passes);
-    // The peer takes all of it, and its answer meets the same again, as the kernel says it: without words.
-    let has = OURS.wrapping_add(1 + first.len() as u32);
-    assert!(talk.comes(OWN, THEIRS, has, SYN | ACK, &[]));
-    assert_eq!(talk.segment(OWN, OURS, SYN, &[]), Word::Passes);
-    talk.next = (has, THEIRS + 1);
-    assert_eq!(talk.says(rest), Word::Passes);
-    talk.hears(&answer([7; 32], 9000));
-    assert!(!talk.is_looked_at());
-    // One that stands does not begin again: it is another one.
-    let mut talk = Talk::connected();
-    assert_eq!(talk.says(first), Word::Passes);
-    assert_eq!(talk.begins(OWN), Word::Passes);
-    assert_eq!(talk.again(0, rest), WAITS);
-}
-
-/// Old segments of the peer's, which enter with its answer, are reset by a kernel that goes on.
-#[test]
-fn a_reset_of_what_is_old_does_not_end_the_looking_of_what_begins() {
-    let mut talk = Talk::new();
-    assert_eq!(talk.begins(OWN), Word::Passes);
-    assert!(talk.comes(OWN, THEIRS - 5000, OURS - 5000, ACK, b"old"));
-    assert!(talk.is_answered(OWN));
-    assert_eq!(talk.segment(OWN, OURS - 5000, RST, &[]), Word::Passes);
-    assert!(talk.is_looked_at());
-    talk.next = (OURS.wrapping_add(1), THEIRS + 1);
-    assert_eq!(talk.again(0, &[]), Word::Passes);
-    let refused = talk.says(&hello(&["c.org"], 9000));
-    assert!(matches!(refused, Word::Refused(_)), "{refused:?}");
-}
-
-/// What gets past the calls may use the ends of an old connection; it is not that.
-#[test]
-fn ends_that_were_used_before_give_a_connection_no_name() {
-    for names in [Some("a.org"), None] {
-        let mut talk = Talk::new();
-        match names {
-            Some(name) => talk.calls(OWN, &[name]),
-            None => talk.calls_address(OWN),
-        }
-        talk.connect();
-        let hello = hello(&["a.org"], 9000);
-        assert_eq!(talk.says(&hello), Word::Passes);
-        // Nobody's, with another number.
-        talk.next = (OURS.wrapping_add(77), THEIRS);
-        assert_eq!(talk.segment(OWN, talk.next.0, SYN, &[]), Word::Passes);
-        assert!(talk.comes(OWN, THEIRS, talk.next.0.wrapping_add(1), SYN | ACK, &[]));
-        talk.next = (talk.next.0.wrapping_add(1), THEIRS + 1);
-        assert_eq!(talk.again(0, &[]), Word::Passes);
-        assert_eq!(talk.says(&hello), WAITS, "{names:?}");
-        // A call's.
-        match names {
-            Some(name) => talk.calls(OWN, &[name]),
-            None => talk.calls_address(OWN),
-        }
-        assert_eq!(talk.again(hello.len(), &hello), Word::Passes, "{names:?}");
-    }
-}
-
-#[test]
-fn all_that_is_kept_of_connections_is_counted() {
-    let mut talk = Talk::new();
-    // Messages that are not whole, of which the peer has every byte.
-    let mut bytes = hello(&["a.org"], 9000);
-    (bytes[3], bytes[4], bytes[7], bytes[8]) = (0x3f, 0xff, 0x3f, 0xf0);
-    bytes.resize(16_000, 0);
-    for own in 0..MOST_FLOWS as u16 {
-        talk.calls(own, &["a.org"]);
-        talk.next = (OURS, THEIRS);
-        assert_eq!(talk.begins(own), Word::Passes);
-        assert!(talk.is_answered(own));
-        talk.next = (OURS.wrapping_add(1), THEIRS + 1);
-        for piece in bytes.chunks(1400) {
-            assert_eq!(talk.segment(own, talk.next.0, ACK, piece), Word::Passes);
-            talk.next.0 = talk.next.0.wrapping_add(piece.len() as u32);
-            assert!(talk.comes(own, talk.next.1, talk.next.0, ACK, &[]));
-        }
-    }
-    let kept = MOST_KEPT - talk.served.flows.room();
-    let least = MOST_FLOWS * (bytes.len() - 5);
-    assert!((least..2 * least).contains(&kept), "{kept}");
-    for own in 0..MOST_FLOWS as u16 {
-        assert!(talk.served.flows.take(&(peer(), here(own))).is_some());
-    }
-    assert_eq!(talk.served.flows.room(), MOST_KEPT);
-}
-
-#[test]
-fn what_is_said_again_is_the_same_and_what_comes_too_early_waits() {
-    let (good, bad) = (hello(&["a.org"], 9000), hello(&["c.org"], 9000));
-    let mut talk = Talk::connected();
-    let first = talk.next.0;
-    assert_eq!(
-        talk.segment(OWN, first.wrapping_add(20), ACK, &good[20..]),
-        WAITS
-    );
-    assert_eq!(talk.says(&good[..20]), Word::Passes);
-    assert_eq!(talk.again(20, &good[..20]), Word::Passes, "once more");
-    let mut other = bad.clone();
-    other[12] ^= 1;
-    assert_eq!(talk.again(20, &other), WAITS, "another text");
-    assert_eq!(talk.again(10, b"0123456789"), WAITS);
-    // A part of what was said, and what follows it.
-    assert_eq!(talk.again(5, &good[15..]), Word::Passes);
-    talk.next.0 = first.wrapping_add(good.len() as u32);
-    // It was judged, but the peer does not have it.
-    assert_eq!(talk.again(good.len(), &bad), WAITS);
-    assert_eq!(talk.again(good.len(), &good), Word::Passes);
-    talk.hears(&answer([7; 32], 9000));
-    assert!(!talk.is_looked_at());
-}
-
-#[test]
-fn what_was_judged_is_what_arrives_whatever_it_was() {
-    let bad = hello(&["c.org"], 9000);
-    for said in [&b"GET / HTTP/1.1\r\n\r\n"[..], &hello(&["a.org"], 9000)] {
-        let mut talk = Talk::connected();
-        assert_eq!(talk.says(said), Word::Passes);
-        assert_eq!(talk.segment(OWN, talk.next.0, ACK | FIN, &[]), Word::Passes);
-        // It never arrived: it had too few hops. Now the file that it was sent from is another.
-        let changed = &bad[..said.len().min(bad.len())];
-        assert_eq!(talk.again(said.len(), changed), WAITS);
-        assert_eq!(talk.again(said.len(), &said[..4]), Word::Passes);
-        // Somebody else says that it has arrived.
-        let (ours, theirs) = talk.next;
-        for (number, acknowledged) in [
-            (theirs.wrapping_sub(1), ours),
-            (theirs + 1, ours),
-            (theirs + 100_000, ours),
-            (theirs, ours.wrapping_add(2)),
-            (theirs, OURS),
-        ] {
-            assert!(talk.comes(OWN, number, acknowledged, ACK, &[]));
-            assert_eq!(talk.again(said.len(), changed), WAITS);
-        }
-        // The peer has it, and the end: whatever comes again it does not take.
-        assert!(talk.comes(OWN, theirs, ours.wrapping_add(1), ACK, &[]));
-        assert_eq!(talk.again(said.len(), changed), Word::Passes);
-        assert!(!talk.is_looked_at());
-    }
-}
-
-#[test]
 fn an_urgent_byte_does_not_hide_what_the_server_reads() {
     let bytes = hello(&["a.org"], 9000);
     for (flags, word) in [(URG, UNREAD), (0, Word::Passes)] {
@@ -590,13 +445,6 @@ fn connections_from_two_addresses_are_two() {
 }
 
 #[test]
-fn what_is_far_behind_is_of_no_connection() {
-    let mut talk = Talk::connected();
-    assert_eq!(talk.says(&hello(&["a.org"], 9000)), Word::Passes);
-    assert_eq!(talk.again(1 << 30, &hello(&["c.org"], 9000)), WAITS);
-}
-
-#[test]
 fn a_name_that_was_allowed_once_is_said_by_the_connection_of_that_call_alone() {
     let mut talk = Talk::new();
     talk.calls(OWN, &["once.org"]);
@@ -607,102 +455,4 @@ fn a_name_that_was_allowed_once_is_said_by_the_connection_of_that_call_alone() {
     talk.next = (77, THEIRS);
     assert_eq!(talk.segment(OWN, 76, SYN, &[]), Word::Passes);
     assert_eq!(talk.says(&hello(&["once.org"], 9000)), refused("once.org"));
-}
-
-#[test]
-fn more_peers_than_can_be_compared_are_not_permitted() {
-    let mut served = Served::default();
-    let at = |port| SocketAddr::new(peer().ip(), port);
-    let noted = (1..=u16::MAX).filter(|port| served.allow(at(*port), true).is_some());
-    assert_eq!(noted.count(), MOST_PEERS);
-    // Those that are known, and those that need no name, are.
-    let is_allowed = |known: (u16, bool)| served.allow(at(known.0), known.1).is_some();
-    assert!([(1, true), (u16::MAX, false)].into_iter().all(is_allowed));
-}
-
-#[test]
-fn what_is_no_tls_passes_and_what_never_ends_does_not() {
-    let mut talk = Talk::connected();
-    assert_eq!(talk.says(b"SSH-2.0"), Word::Passes);
-    assert_eq!(talk.says(b"x"), Word::Passes);
-    let endless = [22, 3, 1, 0, 1, 1].repeat(4000);
-    let mut talk = Talk::connected();
-    assert_eq!(talk.says(&endless[..6]), Word::Passes);
-    assert_eq!(talk.says(&endless), UNREAD);
-}
-
-#[test]
-fn a_client_that_says_more_than_is_kept_waits_for_its_server() {
-    let mut talk = Talk::connected();
-    assert_eq!(talk.says(&hello(&["a.org"], 9000)), Word::Passes);
-    let early = [&[23, 3, 3, 0x40, 0][..], &[0; 0x4000]].concat();
-    let passed = (0..100).take_while(|_| talk.says(&early) == Word::Passes);
-    assert_eq!(passed.count(), 4, "64 KiB are on their way");
-    talk.next.0 = talk.next.0.wrapping_sub(early.len() as u32);
-    talk.hears(&[]);
-    assert_eq!(talk.says(&early), Word::Passes);
-    // The server has taken the name: nothing is kept.
-    talk.hears(&answer([7; 32], 9000));
-    for _ in 0..100 {
-        assert_eq!(talk.says(&early), Word::Passes);
-    }
-    assert!(!talk.is_looked_at());
-}
-
-#[test]
-fn connections_that_nobody_answers_make_room_and_those_that_stand_stay() {
-    let mut talk = Talk::connected();
-    let first = hello(&["a.org"], 9000);
-    assert_eq!(talk.says(&first[..20]), Word::Passes);
-    let next = talk.next;
-    for own in 0..5000 {
-        talk.now += Duration::from_millis(1);
-        assert_eq!(talk.begins(own), Word::Passes, "{own}");
-    }
-    // The oldest ones are not known any more: they cannot begin to speak. The youngest can.
-    assert!(!talk.is_answered(0));
-    assert!(talk.is_answered(4999));
-    // The kernel asks again, and it is known again.
-    assert_eq!(talk.begins(0), Word::Passes);
-    assert!(talk.is_answered(0));
-    // The one that stands was compared all the time.
-    talk.next = next;
-    assert_eq!(talk.again(20, &[0; 20]), WAITS);
-    assert_eq!(talk.says(&first[20..]), Word::Passes);
-}
-
-#[test]
-fn connections_that_stand_and_say_nothing_are_as_many_as_there_can_be() {
-    let mut talk = Talk::new();
-    let most = u16::try_from(MOST_FLOWS).unwrap();
-    for own in 0..most {
-        assert_eq!(talk.begins(own), Word::Passes);
-        assert!(talk.is_answered(own));
-    }
-    assert_eq!(talk.begins(most), WAITS);
-    // One ends, and one whose kernel has given up what it said.
-    talk.next = (OURS.wrapping_add(1), THEIRS + 1);
-    for own in [0, 1, most, most + 1, most + 2] {
-        talk.calls(own, &["a.org"]);
-    }
-    assert_eq!(talk.segment(0, talk.next.0, ACK | FIN, &[]), Word::Passes);
-    assert_eq!(talk.begins(most), Word::Passes);
-    assert_eq!(talk.begins(most), Word::Passes, "the same once more");
-    assert!(talk.is_answered(most));
-    assert_eq!(talk.begins(most + 1), WAITS);
-    assert_eq!(talk.segment(1, talk.next.0, ACK, b"\x16\x03"), Word::Passes);
-    talk.now += Duration::from_secs(301);
-    assert_eq!(talk.begins(most + 1), Word::Passes);
-    assert_eq!(
-        talk.begins(most + 2),
-        Word::Passes,
-        "nobody answered the one before"
-    );
-    // One that was broken off, and is silent since.
-    assert!(talk.is_answered(most + 2));
-    assert_eq!(talk.begins(most + 3), WAITS);
-    assert!(talk.comes(2, THEIRS + 1, OURS.wrapping_add(1), RST, &[]));
-    assert_eq!(talk.begins(most + 3), WAITS);
-    talk.now += Duration::from_secs(61);
-    assert_eq!(talk.begins(most + 3), Word::Passes);
 }
