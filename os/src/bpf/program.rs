@@ -24,7 +24,7 @@ pub struct Program {
 pub enum ProgramKind {
     /// A socket's filter.
     SocketFilter = 1,
-    /// The kernel's traffic control, as a frame comes or goes ([`TcxLink`]).
+    /// The kernel's traffic control, as a frame comes or goes ([`TcxLink`](super::TcxLink)).
     Classifier = 3,
     /// The hook of a network driver.
     Xdp = 6,
