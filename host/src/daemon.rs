@@ -20,6 +20,7 @@ use rustix::fs::FileType;
 use vnplug_ring::control::Grant;
 use vnplug_ring::layout::MAX_SNAPLEN;
 
+use crate::at_once::Together;
 use crate::awake::Awake;
 use crate::config::{Arguments, Config, OnOff};
 use crate::control::{Control, KeptGrants, KeptSources, Setup, Switches};
@@ -187,15 +188,15 @@ fn serve(
     });
     for one in Opened::each(&added, open_one) {
         match one {
-            Ok(one) => opened.push(one),
+            Ok(one) => opened.push_back(one),
             // The daemon does not fail for what was added once.
             Err(error) => log::error!(target: "source", "{error}: it was added and is kept"),
         }
     }
-    let (mut open, mut patterns) = (Vec::new(), Vec::new());
-    for one in opened {
+    let (mut open, mut patterns) = (Together::default(), Vec::new());
+    while let Some(one) = opened.pop_front() {
         match one {
-            Opened::One(source) => open.push(*source),
+            Opened::One(source) => open.push_back(*source),
             Opened::Many(pattern) => patterns.push(*pattern),
         }
     }
@@ -255,7 +256,7 @@ fn serve(
     hub.jit = jit.clone();
     hub.twins = twins;
     config.check_terms()?;
-    for source in &open {
+    for source in open.iter() {
         if let Some(board) = source.board() {
             let joiners: Vec<_> = policy.joiners(source.name()).collect();
             if !joiners.is_empty() {
@@ -264,7 +265,10 @@ fn serve(
             switches.restore(source.spec(), board);
         }
     }
-    for (source, number) in open.into_iter().zip(0_u16..) {
+    for number in 0..=u16::MAX {
+        let Some(source) = open.pop_front() else {
+            break;
+        };
         hub.add_source(source.start(number).map_err(|error| error.to_string())?);
     }
     if let Some(loader) = loader {

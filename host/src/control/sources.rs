@@ -13,7 +13,7 @@ use std::sync::Arc;
 use vnplug_ring::control::{Counted, HOST_PREFIX, Message, SourceRequest, code};
 
 use super::Control;
-use super::elsewhere::Elsewhere;
+use super::elsewhere::{Elsewhere, part};
 use super::session::Over;
 use super::waiting::Whom;
 use crate::at_once::AT_ONCE;
@@ -314,10 +314,7 @@ impl Control {
             self.watch.forget(&worker.line());
         }
         // One that hangs is waited for, for a while.
-        let ends = std::thread::Builder::new().name("vnplug-parting".into());
-        if let Err(error) = ends.spawn(move || part_with(workers)) {
-            log::error!(target: "source", "a source that was removed is closed here: {error}");
-        }
+        part(move || part_with(workers));
     }
 }
 
