@@ -28,7 +28,7 @@ use crate::hub::maker::{Errands, Maker};
 use crate::hub::terms::SendTerms;
 use crate::hub::{Hub, Limits, Twins, user_grant};
 use crate::pattern::{OpenPattern, Opened};
-use crate::spec::{LINKTYPE_ETHERNET, Means, OpenSource, SourceSpec};
+use crate::spec::{LINKTYPE_ETHERNET, Means, OpenSource, SourceSpec, told_timeout, untimed};
 use crate::vm::Dirs;
 use crate::vm::arenas::{Unplugged, packet_dir};
 use crate::watch::Watch;
@@ -163,6 +163,19 @@ fn serve(
     let packets = packet_dir(&dirs, user, &policy);
     // Dropped after the sources: theirs goes, too, and that of a start that failed.
     let _unplugged = Unplugged(dirs.clone());
+    let kept_sources = KeptSources::restore(&config.state_dir);
+    let mut added = kept_sources.specs();
+    added.retain(|spec| {
+        let is_other = config.sources.iter().any(|it| it.name() == spec.name());
+        if is_other {
+            log::warn!(target: "source", "source {:?} is kept, and is another one in the configuration", spec.name());
+        }
+        !is_other
+    });
+    let all_sources = || config.sources.iter().chain(&added);
+    if let Some(told) = told_timeout(all_sources()) {
+        log::info!(target: "source", "{told}");
+    }
     let mut twins = Twins::load(&config.programs)?;
     let means = Means {
         files: Some(packets),
@@ -173,19 +186,11 @@ fn serve(
         seats: SeatOffice::default(),
         errands: Errands::default(),
         is_late: false,
+        untimed: untimed(all_sources()),
     };
     let mut switches = Switches::new(&config.state_dir);
     let open_one = |spec: &SourceSpec| open_as_set(spec, &switches, &means);
     let mut opened = Opened::all(&config.sources, open_one)?;
-    let kept_sources = KeptSources::restore(&config.state_dir);
-    let mut added = kept_sources.specs();
-    added.retain(|spec| {
-        let is_other = config.sources.iter().any(|it| it.name() == spec.name());
-        if is_other {
-            log::warn!(target: "source", "source {:?} is kept, and is another one in the configuration", spec.name());
-        }
-        !is_other
-    });
     for one in Opened::each(&added, open_one) {
         match one {
             Ok(one) => opened.push_back(one),
@@ -232,7 +237,7 @@ fn serve(
         OnOff::Off => Vec::new(),
     };
     let entrance = Arc::clone(&means.entrance);
-    let enters = config.sources.iter().chain(&added).any(SourceSpec::enters);
+    let enters = all_sources().any(SourceSpec::enters);
     let enters = enters.then_some(&*entrance);
     let (loader, maker) = give_up_power(&keep, user, early, programs, enters)
         .map_err(|error| format!("cannot give up privileges: {error}"))?;
@@ -444,6 +449,9 @@ pub fn check(config: &Config) -> Result<(), String> {
     look_through(config)?;
     let sources = config.sources.len();
     log::info!(target: "control", "the configuration is right; {sources} sources");
+    if let Some(told) = told_timeout(config.sources.iter()) {
+        log::info!(target: "source", "{told}");
+    }
     Ok(())
 }
 

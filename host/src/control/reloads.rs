@@ -215,7 +215,11 @@ impl Control {
         read: Result<(Config, Arc<()>, Vec<Made>), String>,
     ) {
         let prepared = read.and_then(|(config, turn, made)| self.prepare(config, turn, made));
-        let means = self.means();
+        let means = prepared.as_ref().map(|reload| {
+            let difference = &reload.difference;
+            self.means_for(&difference.open, &difference.close)
+        });
+        let means = means.unwrap_or_default();
         self.hub.twins.expect_nothing();
         let begun = prepared.and_then(|reload| {
             match reload.difference.open.is_empty() && reload.resets.is_empty() {
