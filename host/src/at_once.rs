@@ -3,6 +3,8 @@
 //! For each packet ring that is opened or closed the kernel waits until no CPU can look at what was there before
 //! (`synchronize_net`). Who waits at the same time waits for the same.
 
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -40,6 +42,36 @@ pub(crate) fn each<T, M: Send>(
     made.into_iter().map(|(_, it)| it).collect()
 }
 
+/// Things of which each waits for the kernel when it is dropped. Those that nobody takes out are dropped a few at a time.
+#[derive(Debug)]
+pub(crate) struct Together<T: Send>(VecDeque<T>);
+
+impl<T: Send> Default for Together<T> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<T: Send> Deref for Together<T> {
+    type Target = VecDeque<T>;
+
+    fn deref(&self) -> &VecDeque<T> {
+        &self.0
+    }
+}
+
+impl<T: Send> DerefMut for Together<T> {
+    fn deref_mut(&mut self) -> &mut VecDeque<T> {
+        &mut self.0
+    }
+}
+
+impl<T: Send> Drop for Together<T> {
+    fn drop(&mut self) {
+        each(self.0.drain(..), drop);
+    }
+}
+
 /// The most at a time.
 pub(crate) const AT_ONCE: usize = 16;
 
@@ -52,21 +84,50 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn sixteen_are_at_work_at_once_and_what_they_make_is_in_order() {
-        // Nobody passes before sixteen are there, or all are late: then a thread could not be begun.
-        let (came, deadline) = (AtomicUsize::new(0), Deadline::new("sixteen are there"));
-        let made = each(0..3 * AT_ONCE, |it| {
-            let place = came.fetch_add(1, Ordering::Relaxed);
+    /// Who passes nobody before sixteen are there, or all are late: then a thread could not be begun.
+    struct Gate(AtomicUsize, Deadline);
+
+    impl Gate {
+        fn new() -> Self {
+            Self(AtomicUsize::new(0), Deadline::new("sixteen are there"))
+        }
+
+        fn pass(&self) {
+            let place = self.0.fetch_add(1, Ordering::Relaxed);
             let all = (place / AT_ONCE + 1) * AT_ONCE;
-            while came.load(Ordering::Relaxed) < all {
-                deadline.check();
+            while self.0.load(Ordering::Relaxed) < all {
+                self.1.check();
                 thread::sleep(Duration::from_millis(1));
             }
+        }
+    }
+
+    #[test]
+    fn sixteen_are_at_work_at_once_and_what_they_make_is_in_order() {
+        let gate = Gate::new();
+        let made = each(0..3 * AT_ONCE, |it| {
+            gate.pass();
             it * 2
         });
         let wanted: Vec<_> = (0..3 * AT_ONCE).map(|it| Some(it * 2)).collect();
         assert_eq!(made, wanted);
+    }
+
+    #[test]
+    fn sixteen_of_those_that_nobody_takes_are_dropped_at_once() {
+        struct Waits<'a>(&'a Gate);
+        impl Drop for Waits<'_> {
+            fn drop(&mut self) {
+                self.0.pass();
+            }
+        }
+        let (gate, left) = (Gate::new(), 2 * AT_ONCE);
+        let mut all = Together::default();
+        all.extend((0..left + 1).map(|_| Waits(&gate)));
+        // What is taken out is the taker's.
+        std::mem::forget(all.pop_front());
+        drop(all);
+        assert_eq!(gate.0.into_inner(), left);
     }
 
     #[test]

@@ -20,6 +20,7 @@ use rustix::fs::FileType;
 use vnplug_ring::control::Grant;
 use vnplug_ring::layout::MAX_SNAPLEN;
 
+use crate::at_once::Together;
 use crate::awake::Awake;
 use crate::config::{Arguments, Config, OnOff};
 use crate::control::{Control, KeptGrants, KeptSources, Setup, Switches};
@@ -27,7 +28,7 @@ use crate::hub::maker::{Errands, Maker};
 use crate::hub::terms::SendTerms;
 use crate::hub::{Hub, Limits, Twins, user_grant};
 use crate::pattern::{OpenPattern, Opened};
-use crate::spec::{LINKTYPE_ETHERNET, Means, OpenSource, SourceSpec};
+use crate::spec::{LINKTYPE_ETHERNET, Means, OpenSource, SourceSpec, told_timeout, untimed};
 use crate::vm::Dirs;
 use crate::vm::arenas::{Unplugged, packet_dir};
 use crate::watch::Watch;
@@ -162,6 +163,19 @@ fn serve(
     let packets = packet_dir(&dirs, user, &policy);
     // Dropped after the sources: theirs goes, too, and that of a start that failed.
     let _unplugged = Unplugged(dirs.clone());
+    let kept_sources = KeptSources::restore(&config.state_dir);
+    let mut added = kept_sources.specs();
+    added.retain(|spec| {
+        let is_other = config.sources.iter().any(|it| it.name() == spec.name());
+        if is_other {
+            log::warn!(target: "source", "source {:?} is kept, and is another one in the configuration", spec.name());
+        }
+        !is_other
+    });
+    let all_sources = || config.sources.iter().chain(&added);
+    if let Some(told) = told_timeout(all_sources()) {
+        log::info!(target: "source", "{told}");
+    }
     let mut twins = Twins::load(&config.programs)?;
     let means = Means {
         files: Some(packets),
@@ -172,30 +186,22 @@ fn serve(
         seats: SeatOffice::default(),
         errands: Errands::default(),
         is_late: false,
+        untimed: untimed(all_sources()),
     };
     let mut switches = Switches::new(&config.state_dir);
     let open_one = |spec: &SourceSpec| open_as_set(spec, &switches, &means);
     let mut opened = Opened::all(&config.sources, open_one)?;
-    let kept_sources = KeptSources::restore(&config.state_dir);
-    let mut added = kept_sources.specs();
-    added.retain(|spec| {
-        let is_other = config.sources.iter().any(|it| it.name() == spec.name());
-        if is_other {
-            log::warn!(target: "source", "source {:?} is kept, and is another one in the configuration", spec.name());
-        }
-        !is_other
-    });
     for one in Opened::each(&added, open_one) {
         match one {
-            Ok(one) => opened.push(one),
+            Ok(one) => opened.push_back(one),
             // The daemon does not fail for what was added once.
             Err(error) => log::error!(target: "source", "{error}: it was added and is kept"),
         }
     }
-    let (mut open, mut patterns) = (Vec::new(), Vec::new());
-    for one in opened {
+    let (mut open, mut patterns) = (Together::default(), Vec::new());
+    while let Some(one) = opened.pop_front() {
         match one {
-            Opened::One(source) => open.push(*source),
+            Opened::One(source) => open.push_back(*source),
             Opened::Many(pattern) => patterns.push(*pattern),
         }
     }
@@ -231,7 +237,7 @@ fn serve(
         OnOff::Off => Vec::new(),
     };
     let entrance = Arc::clone(&means.entrance);
-    let enters = config.sources.iter().chain(&added).any(SourceSpec::enters);
+    let enters = all_sources().any(SourceSpec::enters);
     let enters = enters.then_some(&*entrance);
     let (loader, maker) = give_up_power(&keep, user, early, programs, enters)
         .map_err(|error| format!("cannot give up privileges: {error}"))?;
@@ -255,7 +261,7 @@ fn serve(
     hub.jit = jit.clone();
     hub.twins = twins;
     config.check_terms()?;
-    for source in &open {
+    for source in open.iter() {
         if let Some(board) = source.board() {
             let joiners: Vec<_> = policy.joiners(source.name()).collect();
             if !joiners.is_empty() {
@@ -264,7 +270,10 @@ fn serve(
             switches.restore(source.spec(), board);
         }
     }
-    for (source, number) in open.into_iter().zip(0_u16..) {
+    for number in 0..=u16::MAX {
+        let Some(source) = open.pop_front() else {
+            break;
+        };
         hub.add_source(source.start(number).map_err(|error| error.to_string())?);
     }
     if let Some(loader) = loader {
@@ -440,6 +449,9 @@ pub fn check(config: &Config) -> Result<(), String> {
     look_through(config)?;
     let sources = config.sources.len();
     log::info!(target: "control", "the configuration is right; {sources} sources");
+    if let Some(told) = told_timeout(config.sources.iter()) {
+        log::info!(target: "source", "{told}");
+    }
     Ok(())
 }
 

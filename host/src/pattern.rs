@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::at_once::{self, AT_ONCE};
+use crate::at_once::{self, AT_ONCE, Together};
 use crate::spec::{Means, OpenSource, SourceSpec, Star};
 use vnplug_os::event;
 use vnplug_os::links::Links;
@@ -64,7 +64,7 @@ impl Opened {
     pub(crate) fn all(
         specs: &[SourceSpec],
         open: impl Fn(&SourceSpec) -> Result<Self, String> + Sync,
-    ) -> Result<Vec<Self>, String> {
+    ) -> Result<Together<Self>, String> {
         let failed = AtomicBool::new(false);
         let note = |spec: &SourceSpec| {
             let opened = open(spec);
@@ -72,20 +72,14 @@ impl Opened {
             opened
         };
         let each = Self::each_while(specs, note, || !failed.load(Ordering::Relaxed));
-        let (mut all, mut wrong) = (Vec::new(), None);
+        let (mut all, mut wrong) = (Together::default(), None);
         for opened in each {
             match opened {
-                Ok(opened) => all.push(opened),
+                Ok(opened) => all.push_back(opened),
                 Err(error) => wrong = wrong.or(Some(error)),
             }
         }
-        match wrong {
-            None => Ok(all),
-            Some(error) => {
-                at_once::each(all.into_iter(), drop);
-                Err(error)
-            }
-        }
+        wrong.map_or(Ok(all), Err)
     }
 
     fn each_while(
@@ -107,9 +101,14 @@ impl Opened {
     }
 
     pub(crate) fn name(&self) -> &str {
+        self.spec().name()
+    }
+
+    /// As it was written.
+    pub(crate) fn spec(&self) -> &SourceSpec {
         match self {
-            Self::One(source) => source.name(),
-            Self::Many(pattern) => pattern.spec.name(),
+            Self::One(source) => source.spec(),
+            Self::Many(pattern) => &pattern.spec,
         }
     }
 }

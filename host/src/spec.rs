@@ -74,6 +74,8 @@ pub struct Means {
     pub errands: Errands,
     /// The daemon runs, and has given up what it needs no more.
     pub is_late: bool,
+    /// How many packet sockets there are, with those that are opened now, that do not say how long a frame may wait for its block to fill.
+    pub untimed: usize,
 }
 
 /// A source whose queues are open and whose threads have not begun.
@@ -185,6 +187,11 @@ impl SourceSpec {
     /// Whether it is one source, received by packet sockets.
     pub(crate) fn is_packet_socket(&self) -> bool {
         self.kind == "af_packet" && !self.is_pattern()
+    }
+
+    /// Whether it is one packet socket that does not say how long a frame may wait for its block to fill.
+    pub(crate) fn is_untimed(&self) -> bool {
+        self.is_packet_socket() && !self.options.contains_key(af_packet::TIMEOUT)
     }
 
     /// Whether it is in a network namespace that must be entered.
@@ -402,6 +409,7 @@ impl OpenSource {
         while let Some(worker) = of_thread[workers.len() % threads].next() {
             workers.push(worker);
         }
+        let is_untimed = self.spec.is_untimed();
         Ok(Source {
             name: self.spec.name,
             kind: self.kind,
@@ -414,9 +422,20 @@ impl OpenSource {
             lent,
             workers,
             program: self.program,
+            is_untimed,
             closing: 0,
         })
     }
+}
+
+/// What is said of a configuration if frames wait longer than usual, as there are so many sources that do not say how long.
+pub(crate) fn told_timeout<'a>(specs: impl Iterator<Item = &'a SourceSpec>) -> Option<String> {
+    af_packet::told_timeout(untimed(specs))
+}
+
+/// How many do not say how long a frame may wait for its block to fill.
+pub(crate) fn untimed<'a>(specs: impl Iterator<Item = &'a SourceSpec>) -> usize {
+    specs.filter(|spec| spec.is_untimed()).count()
 }
 
 /// The link type of every source.

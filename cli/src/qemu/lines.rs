@@ -11,6 +11,8 @@ use serde_json::Value;
 pub(super) struct Lines {
     pub(super) stream: UnixStream,
     received: Vec<u8>,
+    /// So many bytes of it have no end of a line.
+    searched: usize,
 }
 
 impl Lines {
@@ -18,22 +20,33 @@ impl Lines {
         Self {
             stream,
             received: Vec::new(),
+            searched: 0,
         }
     }
 
     /// One line, or `None` at the deadline.
     ///
     /// # Errors
-    /// `InvalidData` if it is no JSON or is longer than 16 MiB; the connection's.
+    /// `InvalidData` if it is no JSON or is longer than 16 MiB, and the next call goes on behind it; the connection's.
     pub(super) fn read(&mut self, deadline: Instant) -> io::Result<Option<Value>> {
         loop {
-            if let Some(end) = self.received.iter().position(|&byte| byte == b'\n') {
-                let mut line: Vec<u8> = self.received.drain(..=end).collect();
-                // The guest agent marks a beginning with it; no JSON has it.
-                line.retain(|&byte| byte != MARK);
-                return Ok(Some(serde_json::from_slice(&line)?));
+            let new = &self.received[self.searched..];
+            if let Some(end) = new.iter().position(|&byte| byte == b'\n') {
+                let end = self.searched + end;
+                let line: Vec<u8> = self.received.drain(..=end).collect();
+                self.searched = 0;
+                // The guest agent marks a beginning with it, and no JSON has it: what stands before is a part of something else.
+                let answer = line.rsplit(|&byte| byte == MARK).next();
+                let value = serde_json::from_slice(answer.unwrap_or_default());
+                // NB: of a line that ends too soon serde_json says that the connection has.
+                return value
+                    .map(Some)
+                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error));
             }
-            if self.received.len() > MAX_LINE {
+            self.searched = self.received.len();
+            if self.searched > MAX_LINE {
+                self.received.clear();
+                self.searched = 0;
                 return Err(io::ErrorKind::InvalidData.into());
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -79,3 +92,26 @@ impl Lines {
 /// Stands before the answer to `guest-sync-delimited`.
 pub(super) const MARK: u8 = 0xff;
 const MAX_LINE: usize = 16 << 20;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn what_comes_behind_a_line_that_is_too_long_is_read() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let writes = std::thread::spawn(move || {
+            theirs.write_all(&vec![b' '; MAX_LINE + 8192]).unwrap();
+            theirs.write_all(b"x\n{\"return\": 1}\n").unwrap();
+        });
+        let mut lines = Lines::new(ours);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let kinds = [(); 2].map(|()| lines.read(deadline).unwrap_err().kind());
+        assert_eq!(kinds, [io::ErrorKind::InvalidData; 2]);
+        let answer = lines.read(deadline).unwrap().unwrap();
+        assert_eq!(answer["return"], 1);
+        writes.join().unwrap();
+    }
+}

@@ -45,6 +45,15 @@ impl<T: Send + 'static> Elsewhere<T> {
     }
 }
 
+/// Starts a thread that ends what is there no more, and for which nobody waits.
+pub(super) fn part(work: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::Builder::new().name("vnplug-parting".into());
+    if let Err(error) = thread.spawn(work) {
+        // It was, with the work.
+        log::error!(target: "source", "the control thread closes what is there no more: {error}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};

@@ -218,11 +218,3 @@ pub(super) fn tell(switch: &str, change: &EntranceChange) {
         log::info!(target: "control", "switch {switch}: {what} {how}");
     }
 }
-
-/// Ends entrances in a thread of their own, which nobody waits for.
-pub(super) fn part_with(gone: Gone) {
-    let ends = std::thread::Builder::new().name("vnplug-parting".into());
-    if let Err(error) = ends.spawn(move || drop(gone)) {
-        log::error!(target: "source", "entrances that were removed are closed here: {error}");
-    }
-}

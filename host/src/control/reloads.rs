@@ -14,11 +14,12 @@ use std::sync::{Arc, Weak};
 use vnplug_ring::control::{Message, code};
 
 use super::Control;
-use super::elsewhere::Elsewhere;
-use super::entrances::{self, part_with};
+use super::elsewhere::{Elsewhere, part};
+use super::entrances;
 use super::grants::Regrant;
 use super::sources::{FAILED, REMOVED, answer};
 use super::waiting::Whom;
+use crate::at_once::Together;
 use crate::config::Config;
 use crate::hub::exchange::Made;
 use crate::hub::policy::Policy;
@@ -55,12 +56,32 @@ pub(super) struct Reload {
     pub(super) difference: Difference,
     pub(super) config: Config,
     /// The sources that are new, open.
-    opened: Vec<Opened>,
+    opened: Ready,
     /// Switches that change while they run.
     resets: Vec<Reset>,
     /// The programs that are new, loaded.
     made: Vec<Made>,
     _turn: Arc<()>,
+}
+
+/// Sources that are open, and not received yet. Those that nobody takes out are closed.
+///
+/// NB: packet sockets by a thread of their own, as each waits for the kernel. What is of another kind is closed when this is gone: whoever
+/// opens the same next would find its paths and queues in use.
+#[derive(Default)]
+struct Ready(Together<Opened>);
+
+impl Drop for Ready {
+    fn drop(&mut self) {
+        let is_slow = |it: &Opened| it.spec().is_packet_socket();
+        let mut slow = Together::default();
+        while let Some(at) = self.0.iter().position(is_slow) {
+            slow.extend(self.0.remove(at));
+        }
+        if !slow.is_empty() {
+            part(move || drop(slow));
+        }
+    }
 }
 
 /// A switch that is to have other settings and entrances.
@@ -127,8 +148,8 @@ impl Reloads {
         bell: &Arc<OwnedFd>,
     ) -> Result<(), String> {
         let work = move || {
-            reload.opened =
-                Opened::all(&reload.difference.open, |spec| Opened::open(spec, &means))?;
+            let opened = Opened::all(&reload.difference.open, |spec| Opened::open(spec, &means));
+            reload.opened = Ready(opened?);
             for reset in &mut reload.resets {
                 if let Some(why) = reset.open(&means)? {
                     reload.difference.put_off_source(reset.spec.name(), &why);
@@ -194,7 +215,11 @@ impl Control {
         read: Result<(Config, Arc<()>, Vec<Made>), String>,
     ) {
         let prepared = read.and_then(|(config, turn, made)| self.prepare(config, turn, made));
-        let means = self.means();
+        let means = prepared.as_ref().map(|reload| {
+            let difference = &reload.difference;
+            self.means_for(&difference.open, &difference.close)
+        });
+        let means = means.unwrap_or_default();
         self.hub.twins.expect_nothing();
         let begun = prepared.and_then(|reload| {
             match reload.difference.open.is_empty() && reload.resets.is_empty() {
@@ -286,7 +311,7 @@ impl Control {
         Ok(Box::new(Reload {
             difference,
             config,
-            opened: Vec::new(),
+            opened: Ready::default(),
             resets,
             made,
             _turn: turn,
@@ -301,7 +326,7 @@ impl Control {
                 self.hub.may_retire(place)?;
             }
         }
-        for opened in &reload.opened {
+        for opened in reload.opened.0.iter() {
             let name = opened.name();
             if !closes.iter().any(|it| it == name) && self.may_be_named(name).is_err() {
                 let what = format!("source {name:?} was added meanwhile; nothing is changed");
@@ -328,7 +353,7 @@ impl Control {
         let Reload {
             difference,
             config,
-            opened,
+            mut opened,
             resets,
             made,
             _turn,
@@ -345,7 +370,7 @@ impl Control {
             if let Some(place) = found.map(|(place, _)| place)
                 && let Some(gone) = self.part_from(token, place)
             {
-                part_with(gone);
+                part(move || drop(gone));
             }
         }
         for name in difference.unload() {
@@ -360,12 +385,15 @@ impl Control {
         for reset in resets {
             self.reset_switch(reset);
         }
-        for source in opened {
+        while let Some(source) = opened.0.pop_front() {
             let name = source.name().to_owned();
             if let Err(refusal) = self.welcome_any(token, source) {
                 log::error!(target: "source", "{}", refusal.text);
                 failed = failed.or(Some(refusal));
+                // Threads or descriptors are short.
                 missing.push(name);
+                missing.extend(opened.0.iter().map(|it| it.name().to_owned()));
+                break;
             }
         }
         let told = difference.told();
@@ -402,7 +430,8 @@ impl Control {
         board.say_anew(settings);
         self.switches.say_anew(&spec, &board);
         entrances::tell(spec.name(), &change);
-        part_with(change.put());
+        let gone = change.put();
+        part(move || drop(gone));
     }
 }
 

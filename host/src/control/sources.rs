@@ -13,13 +13,13 @@ use std::sync::Arc;
 use vnplug_ring::control::{Counted, HOST_PREFIX, Message, SourceRequest, code};
 
 use super::Control;
-use super::elsewhere::Elsewhere;
+use super::elsewhere::{Elsewhere, part};
 use super::session::Over;
 use super::waiting::Whom;
 use crate::at_once::AT_ONCE;
-use crate::hub::{Peer, Refusal, Step, user_grant};
+use crate::hub::{Peer, Refusal, Source, Step, user_grant};
 use crate::pattern::Opened;
-use crate::spec::{Means, OpenSource, SourceSpec};
+use crate::spec::{Means, OpenSource, SourceSpec, untimed};
 use vnplug_os::peer_log;
 use vnplug_path::engine::Worker;
 use vnplug_path::source::SourceError;
@@ -91,7 +91,7 @@ impl Control {
         }
         self.hub.next_place()?;
         let spec = self.switches.with_kept(&spec);
-        let means = self.means();
+        let means = self.means_for(std::slice::from_ref(&spec), &[]);
         let keep = keep.then_some(text);
         let failed = Addition {
             whom,
@@ -178,6 +178,17 @@ impl Control {
             errands: self.programs.errands(),
             is_late: true,
             ..Means::default()
+        }
+    }
+
+    /// The same, for those that come when those of these names go. What stays is as it was opened.
+    pub(super) fn means_for(&self, come: &[SourceSpec], go: &[String]) -> Means {
+        let go: BTreeSet<&str> = go.iter().map(String::as_str).collect();
+        let stays = |(_, it): &(usize, &Source)| it.is_untimed && !go.contains(it.name.as_str());
+        let untimed = self.hub.present().filter(stays).count() + untimed(come.iter());
+        Means {
+            untimed,
+            ..self.means()
         }
     }
 
@@ -314,10 +325,7 @@ impl Control {
             self.watch.forget(&worker.line());
         }
         // One that hangs is waited for, for a while.
-        let ends = std::thread::Builder::new().name("vnplug-parting".into());
-        if let Err(error) = ends.spawn(move || part_with(workers)) {
-            log::error!(target: "source", "a source that was removed is closed here: {error}");
-        }
+        part(move || part_with(workers));
     }
 }
 

@@ -132,6 +132,8 @@ pub struct Source {
     pub workers: Vec<Worker>,
     /// The operator's program that its queues run; empty = none, or the kernel does.
     pub program: String,
+    /// It is a packet socket, and nobody said how long a frame may wait for its block to fill.
+    pub is_untimed: bool,
     /// How many of its ports are on their way out.
     pub(crate) closing: usize,
 }

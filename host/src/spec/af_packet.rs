@@ -18,6 +18,7 @@ pub(super) fn open(
         .take("interface")
         .unwrap_or_else(|| options.name.to_owned());
     let waits = options.waits()?;
+    let is_timed = options.left.contains_key(TIMEOUT);
     let namespace = options.take("netns");
     let namespace = namespace.map(|name| Namespace::new(&name, Arc::clone(&means.entrance)));
     let config = AfPacketConfig {
@@ -25,14 +26,23 @@ pub(super) fn open(
         lasting: Some(Lasting {
             kept: Arc::clone(&means.kept),
             name: options.name.to_owned(),
+            timeouts_ms: match is_timed {
+                true => Vec::new(),
+                false => timeouts_ms().collect(),
+            },
         }),
         seats: means.seats.clone(),
+        block_timeout_ms: timeout_ms_of(means.untimed),
         ..AfPacketConfig::new(interface)
     };
     let config = self::config(options, config)?;
     options.done()?;
     if options.checks {
         return Ok(("af_packet", String::new(), Vec::new(), false));
+    }
+    let ms = config.block_timeout_ms;
+    if !is_timed && ms > BLOCK_TIMEOUT_MS && means.is_late {
+        log::info!(target: "source", "source {:?}: {TIMEOUT}={ms}, as there are so many", options.name);
     }
     let mut description = format!("interface {}", config.interface);
     let name = config.interface.clone();
@@ -91,7 +101,7 @@ pub(super) fn config(
     options.set("queues", &mut config.queues)?;
     options.size("block_size", &mut config.block_size)?;
     options.set("blocks", &mut config.blocks)?;
-    options.set("block_timeout_ms", &mut config.block_timeout_ms)?;
+    options.set(TIMEOUT, &mut config.block_timeout_ms)?;
     options.size("snaplen", &mut config.snaplen)?;
     options.switch("promiscuous", &mut config.promiscuous)?;
     options.switch("reserve", &mut config.reserve)?;
@@ -101,5 +111,89 @@ pub(super) fn config(
     Ok(config)
 }
 
+/// How long a frame may wait for its block to fill where nobody says it, of one of so many sources.
+///
+/// NB: the kernel has a timer for each ring, which runs whether frames come or not. A thousand of 2 ms took all that other programs left of two
+/// CPUs, more than one of them, and a thousand of 32 ms a tenth of one. So where there are more than a few they have slower ones: as many
+/// runs in a second as the few have, or half as many. It doubles, so that one source more changes it seldom.
+pub(super) fn timeout_ms_of(sources: usize) -> u32 {
+    let is_slow_enough = |ms: &u32| FEW * (ms / BLOCK_TIMEOUT_MS) as usize >= sources;
+    timeouts_ms().find(is_slow_enough).unwrap_or(SLOWEST_MS)
+}
+
+/// All that it may be.
+fn timeouts_ms() -> impl Iterator<Item = u32> {
+    let doubled = |ms: &u32| Some(ms * 2).filter(|ms| *ms <= SLOWEST_MS);
+    std::iter::successors(Some(BLOCK_TIMEOUT_MS), doubled)
+}
+
+/// What is said of sources if frames wait in them longer than usual as there are so many; nobody said how long.
+pub(super) fn told_timeout(sources: usize) -> Option<String> {
+    let ms = timeout_ms_of(sources);
+    (ms > BLOCK_TIMEOUT_MS).then(|| {
+        format!(
+            "{sources} sources do not say {TIMEOUT}: it is {ms} for each, as the kernel has a timer for each ring. A frame on a quiet wire \
+             waits up to {ms} ms; say {TIMEOUT}={BLOCK_TIMEOUT_MS} where it must not"
+        )
+    })
+}
+
+/// The option by which a source says it.
+pub(super) const TIMEOUT: &str = "block_timeout_ms";
+/// Of so many sources it is so long.
+const FEW: usize = 64;
+const BLOCK_TIMEOUT_MS: u32 = 2;
+/// The last doubling below the most that can be said.
+const SLOWEST_MS: u32 = 512;
 /// The state of a queue whose interface was never there.
 const MISSING: &str = "missing";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::SourceSpec;
+
+    #[test]
+    fn of_many_sources_each_has_a_slower_timer() {
+        for (sources, ms) in [
+            (0, 2),
+            (1, 2),
+            (64, 2),
+            (65, 4),
+            (128, 4),
+            (129, 8),
+            (256, 8),
+            (1000, 32),
+            (1024, 32),
+            (1025, 64),
+            (16_384, 512),
+            (65_536, 512),
+        ] {
+            assert_eq!(timeout_ms_of(sources), ms, "{sources}");
+            assert_eq!(told_timeout(sources).is_some(), ms > 2, "{sources}");
+        }
+        assert_eq!(timeouts_ms().last(), Some(SLOWEST_MS));
+        let few = AfPacketConfig::new("lo").block_timeout_ms;
+        assert_eq!(
+            few, BLOCK_TIMEOUT_MS,
+            "of one alone it is what it always was"
+        );
+    }
+
+    #[test]
+    fn who_says_how_long_frames_may_wait_is_not_one_of_the_many() {
+        for (text, is_untimed) in [
+            ("eth0", true),
+            ("eth0=af_packet,blocks=2", true),
+            ("eth0=af_packet,block_timeout_ms=2", false),
+            ("eth0=af_xdp", false),
+            ("eth*=af_packet", false),
+            ("lab=gen", false),
+        ] {
+            let spec: SourceSpec = text.parse().unwrap();
+            assert_eq!(spec.is_untimed(), is_untimed, "{text}");
+        }
+        let pattern: SourceSpec = "eth*=af_packet".parse().unwrap();
+        assert!(!pattern.member("0", "eth0").unwrap().is_untimed());
+    }
+}

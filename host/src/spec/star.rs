@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::af_packet::{TIMEOUT, timeout_ms_of};
 use super::options::Options;
 use super::{Means, SourceSpec};
 use vnplug_path::source::SourceError;
@@ -79,17 +80,10 @@ impl SourceSpec {
     }
 
     /// Of a pattern, how long a frame of its sources may wait for its block to fill.
-    ///
-    /// NB: the kernel has a timer for each ring, which runs whether frames come or not. A thousand of 2 ms took all that other
-    /// programs left of two CPUs, more than one of them, and a thousand of 32 ms a tenth of one. So the sources of a pattern that may
-    /// have more of them than usual have slower ones: as many runs in a second as the usual number has.
     pub(crate) fn block_timeout_ms(&self) -> u32 {
         let number = |key: &str| self.options.get(key)?.parse::<u32>().ok();
         let most = number("members").unwrap_or(0);
-        let slow = most
-            .saturating_mul(BLOCK_TIMEOUT_MS)
-            .div_ceil(MEMBERS.into());
-        number("block_timeout_ms").unwrap_or(slow.max(BLOCK_TIMEOUT_MS))
+        number(TIMEOUT).unwrap_or(timeout_ms_of(most as usize))
     }
 
     /// Of a pattern, whether sources can be opened with its options.
@@ -131,9 +125,7 @@ impl SourceSpec {
             options.entry(key.into()).or_insert_with(|| value.into());
         }
         let timeout = || self.block_timeout_ms().to_string();
-        options
-            .entry("block_timeout_ms".into())
-            .or_insert_with(timeout);
+        options.entry(TIMEOUT.into()).or_insert_with(timeout);
         let spec = Self::new(&name, &self.kind, options)?;
         if spec.is_pattern() {
             return Err(SourceError::new(format!(
@@ -150,8 +142,6 @@ impl SourceSpec {
 /// The most sources of a pattern when it does not say.
 const MEMBERS: u16 = 64;
 const MAX_MEMBERS: u16 = 1024;
-/// The default of sources that are many, as of those that were named.
-const BLOCK_TIMEOUT_MS: u32 = 2;
 /// What is otherwise than of a source that was named: 12 MiB for each, as there may be many.
 const DEFAULTS: [(&str, &str); 2] = [("block_size", "128K"), ("blocks", "96")];
 
@@ -207,7 +197,7 @@ mod tests {
             ("", 2),
             (",members=1", 2),
             (",members=64", 2),
-            (",members=65", 3),
+            (",members=65", 4),
             (",members=1024", 32),
             (",members=1024,block_timeout_ms=1", 1),
         ] {

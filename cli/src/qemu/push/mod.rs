@@ -64,7 +64,7 @@ impl Push {
         loop {
             number += 1;
             let limit = guest::LIMIT;
-            let done = self.guest(monitor, limit, number).and_then(|mut guest| {
+            let done = self.guest(monitor, limit).and_then(|mut guest| {
                 was_there = true;
                 install(&mut guest, program, own)
             });
@@ -117,7 +117,7 @@ impl Push {
         }
         // Nothing depends on the answer but what is plugged first: an agent that hangs is not waited for.
         let told = self
-            .guest(monitor, guest::TRY_LIMIT, 0)
+            .guest(monitor, guest::TRY_LIMIT)
             .and_then(|mut guest| guest.read(LOCKDOWN));
         match told {
             Ok(modes) => is_locked_down(&modes),
@@ -129,10 +129,10 @@ impl Push {
         }
     }
 
-    /// The guest's agent, whose answers may take `limit`; asked for the `number`th time.
-    fn guest(&self, monitor: &MonitorArgs, limit: Duration, number: u32) -> Result<Guest, Trouble> {
+    /// The guest's agent; by libvirt, its answers may take `limit`.
+    fn guest(&self, monitor: &MonitorArgs, limit: Duration) -> Result<Guest, Trouble> {
         match self.guest_agent.iter().flatten().next() {
-            Some(socket) => Guest::at(socket, number),
+            Some(socket) => Guest::at(socket, guest::TRY_LIMIT),
             None => {
                 let domain = monitor.libvirt.as_deref().unwrap_or_default();
                 let virsh = Virsh::at(domain, monitor.connect.as_deref(), VIRSH_LIMIT);

@@ -148,6 +148,7 @@ fn add_hanging(
         lent: None,
         workers,
         program: String::new(),
+        is_untimed: false,
         closing: 0,
     });
     hangs

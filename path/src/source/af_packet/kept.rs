@@ -6,6 +6,7 @@
 use std::os::fd::AsFd;
 use std::sync::{Arc, PoisonError};
 
+use super::AfPacketConfig;
 use super::rings::Rings;
 use super::socket::{Bound, Opener, PACKET_VNET_HDR};
 use vnplug_os::kept::{Keeping, Kept};
@@ -18,17 +19,33 @@ pub struct Lasting {
     pub kept: Arc<Kept>,
     /// What no other source is called.
     pub name: String,
+    /// Block timeouts with which rings that were kept will do, too: nobody has said another.
+    pub timeouts_ms: Vec<u32>,
 }
 
 impl PartialEq for Lasting {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.kept, &other.kept) && self.name == other.name
+        let is_one = Arc::ptr_eq(&self.kept, &other.kept);
+        is_one && self.name == other.name && self.timeouts_ms == other.timeouts_ms
     }
 }
 
 impl Eq for Lasting {}
 
 impl Opener {
+    /// Those by which sockets that were kept may go on, the best first: rings stay as they were made.
+    pub(super) fn resumable(config: &AfPacketConfig) -> impl Iterator<Item = Arc<Self>> {
+        let own = config.block_timeout_ms;
+        let others = config.lasting.iter().flat_map(|it| &it.timeouts_ms);
+        let others = others.copied().filter(move |ms| *ms != own);
+        std::iter::once(own).chain(others).map(|block_timeout_ms| {
+            Arc::new(Self::new(AfPacketConfig {
+                block_timeout_ms,
+                ..config.clone()
+            }))
+        })
+    }
+
     /// Goes on with what an earlier process received into; `None`: there is nothing, or not all of it.
     pub(super) fn resume(&self) -> Option<Vec<Bound>> {
         let queues = 0..self.config().queues;

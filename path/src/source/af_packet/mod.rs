@@ -239,17 +239,21 @@ impl AfPacket {
     /// not Ethernet, the process lacks `CAP_NET_RAW`, or the kernel has no memory for the rings.
     pub fn open(config: AfPacketConfig) -> Result<Vec<Box<dyn Queue>>, SourceError> {
         config.check()?;
-        let opener = Arc::new(socket::Opener::new(config));
-        let resumed = opener.resume();
+        let resumed = socket::Opener::resumable(&config)
+            .find_map(|opener| opener.resume().map(|queues| (opener, queues)));
         if resumed.is_some() {
-            let name = &opener.config().interface;
+            let name = &config.interface;
             log::info!(target: "source", "goes on receiving from {name:?} where an earlier daemon stopped");
         }
-        let queues = match resumed {
-            Some(queues) => queues,
-            None => (0..opener.config().queues)
-                .map(|queue| opener.open(queue))
-                .collect::<Result<_, _>>()?,
+        let (opener, queues) = match resumed {
+            Some(resumed) => resumed,
+            None => {
+                let opener = Arc::new(socket::Opener::new(config));
+                let queues = 0..opener.config().queues;
+                let queues = queues.map(|queue| opener.open(queue));
+                let queues = queues.collect::<Result<Vec<_>, _>>()?;
+                (opener, queues)
+            }
         };
         // Filters open last: no frame arrives twice while the group gains its members.
         for bound in &queues {
