@@ -107,15 +107,6 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 #[test]
 fn a_frame_that_comes_alone_costs_three_calls_by_sockets_and_less_by_rings() {
-    if Command::new("strace")
-        .arg("-V")
-        .stdout(Stdio::null())
-        .status()
-        .is_err()
-    {
-        println!("SKIPPED: there is no strace");
-        return;
-    }
     let lab = Lab::new().unwrap();
     let dir = lab.dir().join("lan0");
     let switch = format!("lan0,vde={}", dir.display());

@@ -219,6 +219,14 @@ impl SourceSpec {
         let asked = match options.take("start").as_deref() {
             None => None,
             Some("now") => Some(false),
+            // It would not even answer, let alone forward, before somebody captures.
+            Some("attach") if self.kind == SWITCH => {
+                let what = format!(
+                    "switch {:?} forwards from the start: leave start=attach away",
+                    self.name
+                );
+                return Err(SourceError::new(what));
+            }
             Some("attach") => Some(true),
             Some(other) => return Err(options.bad("start", other, "now or attach")),
         };

@@ -75,17 +75,30 @@ impl<T> Backlog<T> {
         &self.store[frame.begin..][..frame.len]
     }
 
+    fn has_space(&self, len: usize) -> bool {
+        self.store.capacity() - self.store.len() >= len
+    }
+
     /// Before memory for `len` more bytes would have to be allocated: uses again what is done with, if that is not
     /// little beside what would have to be moved for it.
     fn reclaim(&mut self, len: usize) {
         let done = self.store.len() - self.bytes;
-        let is_full = self.store.capacity() - self.store.len() < len;
-        if is_full && done > 0 && done >= self.bytes / 4 {
+        if self.has_space(len) {
+            return;
+        }
+        if done > 0 && done >= self.bytes / 4 {
             self.store.drain(..done);
             for frame in &mut self.frames {
                 frame.begin -= done;
             }
+            if self.has_space(len) {
+                return;
+            }
         }
+        // By the double, but no further than what may wait and a quarter of it that is done with.
+        let least = self.store.len() + len;
+        let wanted = (2 * self.store.capacity()).clamp(LEFT, MOST).max(least);
+        self.store.reserve_exact(wanted - self.store.len());
     }
 }
 
@@ -125,8 +138,10 @@ pub(crate) fn fill<'a>(mut place: &'a mut [u8], parts: &[&[u8]]) -> &'a mut [u8]
 /// What waits for a reader at most: frames, and their bytes.
 const MAX_FRAMES: usize = 512;
 const MAX_BYTES: usize = 1 << 20;
+/// Memory for them, if no frame has to wait that has begun.
+const MOST: usize = MAX_BYTES + MAX_BYTES / 4;
 /// Memory that is kept while nothing waits.
-const LEFT: usize = 256 << 10;
+const LEFT: usize = 128 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -158,11 +173,10 @@ mod tests {
             }
             backlog.forget(count);
             oldest += count as u32;
-            // A quarter of what waits may be done with, and memory grows by the double.
             most = most.max(backlog.store.capacity());
         }
         assert!(next > 30_000, "{next} frames");
-        assert!(most <= 4 * MAX_BYTES, "{most} bytes");
+        assert!(most <= MOST, "{most} bytes");
         assert_eq!(
             backlog.bytes,
             backlog.iter().map(<[u8]>::len).sum::<usize>()

@@ -158,16 +158,17 @@ fn a_reader_that_is_behind() {
     let (sender, reader) = (Stream::join(&home), Stream::join(&home));
     reader.send(&frame(1, 2, 0, 60));
     assert_eq!(sender.next(), frame(1, 2, 0, 60));
-    // More than its socket has room for: the rest waits in the switch, in less memory than a port keeps.
+    // More than its socket has room for: the rest waits in the switch, a hundred frames and more.
     let asked = watched.twice(|| {
-        for number in 0..250 {
+        for number in 0..400 {
             sender.send(&frame(2, 1, number, 1_514));
         }
-        for number in 0..250 {
+        for number in 0..400 {
             assert_eq!(reader.next(), frame(2, 1, number, 1_514));
         }
     });
-    assert_eq!(asked, 0);
+    // What was kept beyond that was given back, and is asked for again, by the double.
+    assert!(asked <= 8, "{asked} times");
 }
 
 const BURSTS: usize = 160;

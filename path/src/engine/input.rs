@@ -473,12 +473,13 @@ impl Input {
     }
 
     fn end(&mut self, over: Over) {
+        // First: what a queue that is over has is not slept on, whatever fails below.
+        self.senders.part(self.bell.waker.as_fd());
         self.fanout.finish(over.life());
         // Ports can still send through a source that has ended.
         if matches!(over, Over::Failed(_)) {
             self.senders.finish(over.life());
         }
-        self.senders.part(self.bell.waker.as_fd());
         self.over = Some(over);
     }
 

@@ -196,8 +196,10 @@ impl Exits {
     pub(crate) fn remove(&mut self, number: Number) -> Option<Losses> {
         let port = self.ports.get_mut(usize::from(number))?.take()?;
         self.emulation.remove(number);
-        if let Some(link) = port.link {
-            // NB: before it is closed, which happens aside.
+        if let Some(link) = port.link
+            && port.losses.is_some()
+        {
+            // NB: before it is closed, which happens aside. What an uplink waits by is that of all uplinks, and stays.
             let _ = epoll::delete(&*self.epoll, &link);
         }
         port.losses
@@ -241,5 +243,76 @@ impl Exits {
                 link.release();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, BorrowedFd};
+
+    use rustix::event::{EventfdFlags, eventfd};
+    use vnplug_os::datagrams::Rest;
+
+    use super::*;
+    use crate::batch::Batch;
+    use crate::link::Given;
+
+    /// A link that is always readable.
+    struct Rung(Arc<OwnedFd>);
+
+    impl Rung {
+        fn new() -> Self {
+            Self(Arc::new(eventfd(1, EventfdFlags::empty()).unwrap()))
+        }
+    }
+
+    impl AsFd for Rung {
+        fn as_fd(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+    }
+
+    impl Link for Rung {
+        fn receive(&mut self, _: &mut Batch, _: usize) -> std::io::Result<Rest> {
+            Ok(Rest::Nothing)
+        }
+
+        fn send(&mut self, _: Due<'_>) -> Given {
+            Given::default()
+        }
+    }
+
+    fn heard(exits: &Exits) -> Vec<u64> {
+        let mut events = [epoll::Event {
+            flags: EventFlags::empty(),
+            data: EventData::new_u64(0),
+        }; 8];
+        let at_once = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let count = epoll::wait(&**exits.epoll(), &mut events, Some(&at_once)).unwrap();
+        let mut heard: Vec<u64> = events[..count].iter().map(|it| it.data.u64()).collect();
+        heard.sort_unstable();
+        heard
+    }
+
+    #[test]
+    fn what_all_uplinks_wait_by_is_watched_when_one_of_them_goes() {
+        let mut exits = Exits::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+        let uplinks = Rung::new();
+        let data = EventData::new_u64(1000);
+        epoll::add(&**exits.epoll(), &uplinks, data, EventFlags::IN).unwrap();
+        for number in [1, 2] {
+            exits.add_unwatched(number, Box::new(Rung(Arc::clone(&uplinks.0))));
+        }
+        let (losses, _told) = Losses::new(Rung::new().0);
+        exits.add(3, Box::new(Rung::new()), losses).unwrap();
+        assert_eq!(heard(&exits), [3, 1000]);
+        exits.remove(1);
+        assert_eq!(heard(&exits), [3, 1000]);
+        // A port with a link of its own is not heard of any more, once it is gone.
+        exits.remove(3);
+        assert_eq!(heard(&exits), [1000]);
     }
 }

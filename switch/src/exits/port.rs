@@ -15,7 +15,7 @@ use crate::link::{Given, Link, Losses};
 pub(crate) struct Port {
     /// None: its frames go through rings, which the fanout fills.
     pub(crate) link: Option<Box<dyn Link>>,
-    /// Told when the link cannot serve any longer.
+    /// Told when the link cannot serve any longer. None: nobody watches the link here.
     pub(super) losses: Option<Losses>,
     /// The link copies the rests of frames from where they are.
     pub(super) takes_tails: bool,

@@ -136,7 +136,7 @@ impl Exits {
         let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
             return;
         };
-        let Some(link) = &port.link else {
+        let (Some(link), Some(_)) = (&port.link, &port.losses) else {
             return;
         };
         if link.is_waiting() != port.is_watched {
