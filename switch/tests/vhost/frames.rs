@@ -148,6 +148,15 @@ fn datagrams_that_linux_does_not_take_as_one_are_cut_for_a_guest() {
     for round in 0..30 {
         let way = ["to one", "to all"][round % 2];
         let to = if round % 2 == 0 { 2 } else { 0xff };
+        if round % 10 == 0 {
+            // A port that sent to all is lent again in a while.
+            let before = served.count("lane_forwarded");
+            eventually("a lane forwards", || {
+                sender.send(&frame(2, 1, 0));
+                assert_eq!(other.next().1, frame(2, 1, 0));
+                served.count("lane_forwarded") > before
+            });
+        }
         for (count, pieces) in [(64, 1), (65, 65), (1, 1), (200, 200)] {
             let (mut bytes, offload) = datagrams(count);
             bytes[5] = to;
@@ -171,7 +180,6 @@ fn datagrams_that_linux_does_not_take_as_one_are_cut_for_a_guest() {
         assert_eq!(other.next().1, bytes);
         eventually("all came back", || sender.has_sent());
     }
-    assert!(served.count("lane_forwarded") > 0);
     served.check_sums();
 }
 
