@@ -36,6 +36,8 @@ pub(crate) struct Difference {
     pub(crate) given: Vec<(GrantKind, Given)>,
     /// What waits until the daemon starts again.
     pub(crate) restart: Vec<String>,
+    /// Names of sources that could not be started.
+    missing: BTreeSet<String>,
 }
 
 impl Difference {
@@ -109,6 +111,35 @@ impl Difference {
         self.restart.push(format!("program {program}"));
     }
 
+    /// Sources of these names could not be started. They stay different, so that the next reload opens them again.
+    pub(crate) fn miss_sources(&mut self, names: BTreeSet<String>) {
+        self.open.retain(|spec| !names.contains(spec.name()));
+        self.missing = names;
+    }
+
+    /// Names of the sources that could not be started.
+    pub(crate) fn missing(&self) -> impl Iterator<Item = &str> {
+        self.missing.iter().map(String::as_str)
+    }
+
+    /// What is said behind the reason if sources could not be started.
+    pub(crate) fn told_missing(&self) -> Option<String> {
+        let names: Vec<String> = self.missing().map(|name| format!("{name:?}")).collect();
+        let named = names[..names.len().min(NAMED)].join(", ");
+        let what = match names.len() {
+            0 => return None,
+            1 => format!("source {named} is not there"),
+            all @ ..=NAMED => format!("{all} sources are not there: {named}"),
+            all => format!(
+                "{all} sources are not there: {named}, and {} more",
+                all - NAMED
+            ),
+        };
+        Some(format!(
+            "{what}; all else of the configuration is in force, and the next reload tries again"
+        ))
+    }
+
     /// Programs that are to be no more.
     pub(crate) fn unload(&self) -> Vec<String> {
         let gone = self.programs.iter().filter(|(_, what)| **what == "removed");
@@ -167,7 +198,8 @@ impl Difference {
         let (mut kept, _): (Vec<_>, Vec<_>) = std::mem::take(&mut old.sources)
             .into_iter()
             .partition(waits);
-        kept.extend(sources.into_iter().filter(|spec| !waits(spec)));
+        let is_there = |spec: &SourceSpec| !waits(spec) && !self.missing.contains(spec.name());
+        kept.extend(sources.into_iter().filter(is_there));
         old.sources = kept;
         let waits = |it: &TwinGrant| self.restart.contains(&format!("program {}", it.name));
         old.programs.retain(waits);
@@ -178,6 +210,9 @@ impl Difference {
         old.backends = backends;
     }
 }
+
+/// How many sources that could not be started are named in an answer.
+const NAMED: usize = 8;
 
 /// Which back-ends are not as they were, and what becomes of each: `added`, `changed`, `removed`.
 fn backends(old: &[BackendGrant], new: &[BackendGrant]) -> BTreeMap<String, &'static str> {
@@ -322,6 +357,43 @@ mod tests {
         let again = Difference::between(&old, &config(&words), |_| ()).told();
         let names: Vec<_> = again.iter().map(|(name, _)| &**name).collect();
         assert_eq!(names, ["source lan1 (ports)", "jit"]);
+    }
+
+    #[test]
+    fn a_source_that_cannot_be_started_is_told_and_tried_again() {
+        let of = |sources: &[&str]| {
+            let words = sources.iter().flat_map(|it| ["--source", it]);
+            config(&words.collect::<Vec<_>>())
+        };
+        let mut old = of(&["a=gen,pps=1", "b=gen,pps=1", "gone=gen"]);
+        let new = || of(&["a=gen,pps=2", "b=gen,pps=2", "c=gen", "d=gen"]);
+        let mut difference = Difference::between(&old, &new(), |_| ());
+        assert_eq!(difference.told_missing(), None);
+        difference.miss_sources(["b", "d"].map(str::to_owned).into());
+        let told = difference.told();
+        let told: Vec<_> = told.iter().map(|(name, what)| (&**name, *what)).collect();
+        assert_eq!(
+            told,
+            [
+                ("source a", "changed"),
+                ("source b", "removed"),
+                ("source c", "added"),
+                ("source gone", "removed"),
+            ]
+        );
+        let missing = difference.told_missing().unwrap();
+        assert!(
+            missing.starts_with("2 sources are not there: \"b\", \"d\"; "),
+            "{missing}"
+        );
+        difference.done(&mut old, new());
+        let mut again = Difference::between(&old, &new(), |_| ());
+        let told = again.told();
+        let told: Vec<_> = told.iter().map(|(name, what)| (&**name, *what)).collect();
+        assert_eq!(told, [("source b", "added"), ("source d", "added")]);
+        again.miss_sources((0..10).map(|n| n.to_string()).collect());
+        let missing = again.told_missing().unwrap();
+        assert!(missing.contains("\"7\", and 2 more; "), "{missing}");
     }
 
     #[test]

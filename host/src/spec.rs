@@ -436,7 +436,7 @@ impl OpenSource {
     }
 }
 
-/// What is said of a configuration if frames wait longer than usual, as there are so many sources that do not say how long.
+/// What is said of a configuration if frames wait longer than usual, as many sources do not say how long.
 pub(crate) fn told_timeout<'a>(specs: impl Iterator<Item = &'a SourceSpec>) -> Option<String> {
     af_packet::told_timeout(untimed(specs))
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 pub(super) struct Lines {
     pub(super) stream: UnixStream,
     received: Vec<u8>,
-    /// So many bytes of it have no end of a line.
+    /// The number of its bytes, from the first, among which no end of a line is.
     searched: usize,
 }
 

@@ -7,6 +7,7 @@
 //!
 //! Nothing changes before everything that can fail was done.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -351,7 +352,7 @@ impl Control {
         owed: &mut Vec<Owed<()>>,
     ) -> Result<Message, Refusal> {
         let Reload {
-            difference,
+            mut difference,
             config,
             mut opened,
             resets,
@@ -381,20 +382,24 @@ impl Control {
                 failed = failed.or(Some(refusal));
             }
         }
-        let mut missing = Vec::new();
         for reset in resets {
             self.reset_switch(reset);
         }
+        let mut missing = BTreeSet::new();
         while let Some(source) = opened.0.pop_front() {
             let name = source.name().to_owned();
             if let Err(refusal) = self.welcome_any(token, source) {
                 log::error!(target: "source", "{}", refusal.text);
                 failed = failed.or(Some(refusal));
                 // Threads or descriptors are short.
-                missing.push(name);
+                missing.insert(name);
                 missing.extend(opened.0.iter().map(|it| it.name().to_owned()));
                 break;
             }
+        }
+        difference.miss_sources(missing);
+        for name in difference.missing() {
+            log::warn!(target: "control", "reload: source {name}: not started");
         }
         let told = difference.told();
         for (name, what) in &told {
@@ -409,10 +414,13 @@ impl Control {
             log::info!(target: "control", "reload: nothing is different");
         }
         difference.done(&mut self.reloads.config, config);
-        // The next reload tries it again.
-        let sources = &mut self.reloads.config.sources;
-        sources.retain(|spec| !missing.iter().any(|name| name == spec.name()));
-        failed.map_or_else(|| Ok(answer(told)), Err)
+        let Some(refusal) = failed else {
+            return Ok(answer(told));
+        };
+        Err(match difference.told_missing() {
+            Some(missing) => Refusal::new(refusal.code, format!("{}; {missing}", refusal.text)),
+            None => refusal,
+        })
     }
 
     /// Gives a switch other settings and entrances while it runs.

@@ -42,7 +42,7 @@ pub(super) fn open(
     }
     let ms = config.block_timeout_ms;
     if !is_timed && ms > BLOCK_TIMEOUT_MS && means.is_late {
-        log::info!(target: "source", "source {:?}: {TIMEOUT}={ms}, as there are so many", options.name);
+        log::info!(target: "source", "source {:?}: {TIMEOUT}={ms}, as {} sources do not say it", options.name, means.untimed);
     }
     let mut description = format!("interface {}", config.interface);
     let name = config.interface.clone();
@@ -111,7 +111,7 @@ pub(super) fn config(
     Ok(config)
 }
 
-/// How long a frame may wait for its block to fill where nobody says it, of one of so many sources.
+/// How long a frame may wait for its block to fill of one of `sources` that do not say it.
 ///
 /// NB: the kernel has a timer for each ring, which runs whether frames come or not. A thousand of 2 ms took all that other programs left of two
 /// CPUs, more than one of them, and a thousand of 32 ms a tenth of one. So where there are more than a few they have slower ones: as many
@@ -127,7 +127,7 @@ fn timeouts_ms() -> impl Iterator<Item = u32> {
     std::iter::successors(Some(BLOCK_TIMEOUT_MS), doubled)
 }
 
-/// What is said of sources if frames wait in them longer than usual as there are so many; nobody said how long.
+/// What is said of `sources` that do not say it if there are more than [`FEW`]: frames wait in them longer than usual.
 pub(super) fn told_timeout(sources: usize) -> Option<String> {
     let ms = timeout_ms_of(sources);
     (ms > BLOCK_TIMEOUT_MS).then(|| {
@@ -140,7 +140,7 @@ pub(super) fn told_timeout(sources: usize) -> Option<String> {
 
 /// The option by which a source says it.
 pub(super) const TIMEOUT: &str = "block_timeout_ms";
-/// Of so many sources it is so long.
+/// Up to this number of sources it is [`BLOCK_TIMEOUT_MS`].
 const FEW: usize = 64;
 const BLOCK_TIMEOUT_MS: u32 = 2;
 /// The last doubling below the most that can be said.

@@ -5,7 +5,7 @@
 //! several queues, and what it waits for besides is its own business.
 //!
 //! A queue of many descriptors has them in an epoll instance ([`Queue::epoll`]). Its thread sleeps in that
-//! ([`look`]), so that one system call ends the sleep and says which of them ended it.
+//! (`look`), so that one system call ends the sleep and says which of them ended it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
