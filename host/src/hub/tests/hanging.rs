@@ -26,7 +26,9 @@ struct Hangs {
 impl Hangs {
     /// Has the thread hang.
     fn begin(&self) {
-        self.told.store(true, Ordering::Relaxed);
+        // It may have hung before.
+        self.does.store(false, Ordering::SeqCst);
+        self.told.store(true, Ordering::SeqCst);
         while !self.does.load(Ordering::Relaxed) {
             std::thread::yield_now();
         }
