@@ -293,7 +293,7 @@ fn a_kick_ends_the_sleep_where_the_queue_learns_what_it_has_and_a_queue_that_is_
     let worker = Worker::start(Box::new(queue), WorkerOptions::default()).unwrap();
     let (port, mut consumer) = port(1);
     worker.send(Command::Attach(port, Vec::new()));
-    // So many that those which have nothing to send are not looked at.
+    // More than are looked at in every turn, whether they send or not.
     let mut rings: Vec<_> = (0..40).map(kicking).collect();
     let mut senders = Vec::new();
     for (sender, producer, kick) in rings.drain(..) {
