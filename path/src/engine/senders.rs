@@ -39,6 +39,15 @@ pub(super) struct Senders {
     places: HashMap<u32, usize>,
     /// Those that are awake.
     awake: News,
+    /// Those whose kicks lie unread.
+    unread: News,
+    /// Since when some do, as far as a turn or a sleep saw it.
+    unread_since_us: Option<u64>,
+    /// That is a while ago.
+    is_old: bool,
+    /// How many are still to be read in this round, and from which place on.
+    unsettled: usize,
+    settled: usize,
     /// When it was last looked for kicks.
     looked_us: u64,
     /// Whose turn it is.
@@ -73,6 +82,11 @@ impl Default for Senders {
             free: Vec::new(),
             places: HashMap::new(),
             awake: News::default(),
+            unread: News::default(),
+            unread_since_us: None,
+            is_old: false,
+            unsettled: 0,
+            settled: 0,
             looked_us: 0,
             next: 0,
             is_within: false,
@@ -96,6 +110,9 @@ impl Senders {
         kicks::watch(&mut self.epoll, waker, &mut sender, at);
         self.places.insert(sender.id, at);
         self.awake.set(at);
+        // So that no turn need allocate for it.
+        self.unread.set(at);
+        self.unread.clear(at);
         match self.all.get_mut(at) {
             Some(place) => *place = Some(sender),
             None => self.all.push(Some(sender)),
@@ -135,6 +152,7 @@ impl Senders {
         let at = self.places.remove(&id)?;
         let mut sender = self.all[at].take()?;
         self.awake.clear(at);
+        self.unread.clear(at);
         self.free.push(at);
         if at == self.next {
             self.is_within = false;

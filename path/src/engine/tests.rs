@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
@@ -322,6 +322,54 @@ fn a_kick_ends_the_sleep_where_the_queue_learns_what_it_has_and_a_queue_that_is_
                 while consumer.next().unwrap().is_some() {}
                 consumer.release();
             }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Who kicks unasked fills his socket, and what he writes then is sent all the same: when the thread has slept a while, also if
+/// its queue wakes it all the time.
+#[test]
+fn what_is_written_when_a_socket_is_full_of_kicks_is_sent_soon() {
+    let (queue, watched) = Watching::new();
+    let worker = Worker::start(Box::new(queue), WorkerOptions::default()).unwrap();
+    // More than are looked at in every turn.
+    let mut senders = Vec::new();
+    for (mut sender, producer, kick) in (0..40).map(kicking) {
+        // As newer kernels do it: others have each kick read at once.
+        sender.kick.as_mut().unwrap().refuses = true;
+        worker.send(Command::AttachSender(Box::new(sender)));
+        senders.push((producer, kick));
+    }
+    let over = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        for is_woken in [false, true] {
+            if is_woken {
+                threads.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        watched.ring();
+                        std::thread::sleep(Duration::from_millis(3));
+                    }
+                });
+            }
+            let (mut longest, mut was_full) = (Duration::ZERO, false);
+            for (producer, kick) in &mut senders {
+                // It rests, and is heard once for all of these.
+                std::thread::sleep(Duration::from_millis(3));
+                let is_full = (0..100_000).any(|_| std::io::Write::write(kick, &[1]).is_err());
+                assert!(is_full, "it reads all the time");
+                assert_eq!(producer.push(&Meta::default(), &[7; 60]), Ok(true));
+                producer.publish();
+                was_full |=
+                    producer.bell(0) == Bell::Ring && std::io::Write::write(kick, &[1]).is_err();
+                let begun = Instant::now();
+                eventually("it is sent", || producer.used() == 0);
+                longest = longest.max(begun.elapsed());
+            }
+            println!("woken by others: {is_woken}, the longest {longest:?}");
+            // The control: there was no room for the kick that was asked for.
+            assert!(was_full);
+            assert!(longest < Duration::from_millis(500), "{longest:?}");
         }
         over.store(true, Ordering::Relaxed);
     });

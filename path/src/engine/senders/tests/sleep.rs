@@ -19,18 +19,29 @@ pub(in crate::engine) fn kicking(id: u32) -> (Sender, Producer, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     theirs.set_nonblocking(true).unwrap();
+    // Room for a hundred kicks or two, whatever the system's settings are.
+    rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1 << 16).unwrap();
     // As the hub makes it.
     vnplug_os::socket::pass_rights(&ours, false);
     sender.kick = Some(Kick::new(PeerFd::alone(ours.into())));
     (sender, producer, theirs)
 }
 
-fn many(count: u32) -> (Senders, Vec<(Producer, UnixStream)>) {
+fn many(count: u32, of_queue: bool) -> (Senders, Vec<(Producer, UnixStream)>) {
     let mut senders = Senders::default();
     let nobody = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+    if of_queue {
+        let flags = rustix::event::epoll::CreateFlags::CLOEXEC;
+        let epoll = rustix::event::epoll::create(flags).unwrap();
+        senders.join(Arc::new(epoll), nobody.as_fd()).unwrap();
+    }
     let mut rings = Vec::new();
     for id in 0..count {
-        let (sender, producer, kick) = kicking(id);
+        let (mut sender, producer, kick) = kicking(id);
+        if of_queue {
+            // As newer kernels do it: others have each kick read at once.
+            sender.kick.as_mut().unwrap().refuses = true;
+        }
         senders.attach(sender, nobody.as_fd());
         rings.push((producer, kick));
     }
@@ -46,7 +57,7 @@ fn settle(senders: &mut Senders) {
 
 #[test]
 fn who_has_nothing_to_send_sleeps_until_it_kicks_and_is_heard_then() {
-    let (mut senders, mut rings) = many(1_000);
+    let (mut senders, mut rings) = many(1_000, false);
     settle(&mut senders);
     assert_eq!(senders.awake.count(), 0);
     assert_eq!(senders.arm(), (false, None));
@@ -81,6 +92,67 @@ fn who_has_nothing_to_send_sleeps_until_it_kicks_and_is_heard_then() {
     assert_eq!(senders.all.len(), 1_000);
 }
 
+/// Kicks as long as there is room.
+fn fill(kick: &mut UnixStream) {
+    while kick.write(&[1]).is_ok() {}
+}
+
+#[test]
+fn a_socket_that_is_full_of_kicks_is_read_when_nothing_comes_and_also_when_something_always_does() {
+    let (mut senders, mut rings) = many(2, true);
+    let [one, two] = &mut rings[..] else {
+        panic!("there are two");
+    };
+    let hear = |senders: &mut Senders| {
+        assert_eq!(
+            senders.hear(Some(Duration::ZERO), &mut |_, _| panic!("of the queue")),
+            []
+        );
+    };
+    assert_eq!(senders.settles(0), None);
+    fill(&mut one.1);
+    hear(&mut senders);
+    // The control: one look reads nothing, and a kick that finds no room tells nobody.
+    assert!(one.1.write(&[1]).is_err());
+    assert_eq!(senders.settles(5), Some(Duration::from_millis(10)));
+    assert_eq!(senders.settles(4_005), Some(Duration::from_millis(6)));
+    settle(&mut senders);
+    senders.awake.clear(0);
+    write(&mut one.0, 3, 60);
+    hear(&mut senders);
+    assert_eq!(senders.serve(&mut Wire, 0, &mut |_, _| {}).frames, 3);
+    assert_eq!(senders.settles(4_010), None);
+    // Whose ring has nothing is not looked at again. What is written and kicked for before the socket is read is: the kernel
+    // tells nobody of that kick.
+    for writes in [false, true] {
+        assert!(one.1.write(&[1]).is_ok());
+        hear(&mut senders);
+        senders.awake.clear(0);
+        assert_eq!(senders.all[0].as_mut().unwrap().arm(), Ok(false));
+        if writes {
+            write(&mut one.0, 2, 60);
+            assert!(one.1.write(&[1]).is_ok());
+        }
+        senders.settle(&mut Vec::new());
+        hear(&mut senders);
+        assert_eq!(senders.awake.iter().any(|at| at == 0), writes);
+        assert_eq!(senders.settles(5_000), None, "it is read");
+    }
+    assert_eq!(senders.serve(&mut Wire, 0, &mut |_, _| {}).frames, 2);
+
+    fill(&mut one.1);
+    for now_us in (10_000..).step_by(100) {
+        two.1.write_all(&[1]).unwrap();
+        assert_eq!(senders.listen(now_us), []);
+        hear(&mut senders);
+        if one.1.write(&[1]).is_ok() {
+            assert!((20_000..20_300).contains(&now_us), "{now_us}");
+            break;
+        }
+        assert!(now_us < 20_300, "it is never read");
+    }
+}
+
 /// What a while of kicks came to.
 #[derive(Debug)]
 struct Kicked {
@@ -92,8 +164,9 @@ struct Kicked {
 
 /// Threads that write a frame each, kick if they are asked to, and wait until it is taken, against one that serves,
 /// looks for kicks and sleeps. Nobody makes up for a kick that is lost: its writer, and with it the whole, waits for ever.
-fn kicked(writers: u32, each: u64, kicks: bool) -> Kicked {
-    let (mut senders, rings) = many(writers);
+/// `of_queue`: as where kicks are heard with the queue's descriptors, and what lies unread is read at each look.
+fn kicked(writers: u32, each: u64, kicks: bool, of_queue: bool) -> Kicked {
+    let (mut senders, rings) = many(writers, of_queue);
     settle(&mut senders);
     // For who waits in vain.
     let is_over = Arc::new(AtomicBool::new(false));
@@ -145,6 +218,10 @@ fn kicked(writers: u32, each: u64, kicks: bool) -> Kicked {
     while senders.total().taken < all && started.elapsed() < limit {
         let now_us = started.elapsed().as_micros() as u64;
         assert_eq!(senders.listen(now_us), []);
+        if of_queue {
+            senders.is_old = true;
+            assert_eq!(senders.hear(Some(Duration::ZERO), &mut |_, _| {}), []);
+        }
         if senders.serve(&mut Wire, now_us, &mut |_, _| {}).frames == 0 && !senders.arm().0 {
             let nobody = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
             let waker = senders.waker(nobody.as_fd());
@@ -170,14 +247,19 @@ fn kicked(writers: u32, each: u64, kicks: bool) -> Kicked {
 #[test]
 fn no_kick_is_lost_between_looking_arming_and_sleeping() {
     // Many, of which one kicks while the thread looks at others; and so few that it sleeps between most frames.
-    for (writers, each) in [(64, 300), (2, 3_000)] {
-        let kicked = kicked(writers, each, true);
-        eprintln!("{writers} writers: {kicked:?}");
-        assert_eq!(kicked.lost, 0, "{writers} writers");
-        assert!(writers > 2 || kicked.slept > 100, "{kicked:?}");
+    for of_queue in [false, true] {
+        for (writers, each) in [(64, 300), (2, 3_000)] {
+            let kicked = kicked(writers, each, true, of_queue);
+            eprintln!("{writers} writers, of the queue: {of_queue}: {kicked:?}");
+            assert_eq!(
+                kicked.lost, 0,
+                "{writers} writers, of the queue: {of_queue}"
+            );
+            assert!(writers > 2 || kicked.slept > 100, "{kicked:?}");
+        }
+        // The control: without kicks, what comes for a ring that sleeps stays there.
+        assert!(kicked(64, 300, false, of_queue).lost > 0);
     }
-    // The control: without kicks, what comes for a ring that sleeps stays there.
-    assert!(kicked(64, 300, false).lost > 0);
 }
 
 /// Nanoseconds of a turn in which one of `count` senders sends a frame.
