@@ -72,14 +72,15 @@ impl Manager {
     /// The command that starts a daemon as it does, and what that inherits.
     pub(crate) fn start(&self, program: &Path) -> (Command, Vec<Arc<OwnedFd>>) {
         let keeps = lock(&self.keeps).clone();
-        let moves = (3..).zip(&keeps);
-        let moves =
-            moves.map(|(to, (_, fd))| format!("{to}<&{from} {from}<&-", from = fd.as_raw_fd()));
-        let moves: Vec<_> = moves.collect();
-        // The process' number is known in it alone.
-        let script = format!("exec {}; LISTEN_PID=$$ exec \"$@\"", moves.join(" "));
-        let mut command = Command::new("/bin/bash");
-        command.args(["-c", &script, "bash"]).arg(program);
+        let numbers: Vec<_> = keeps
+            .iter()
+            .map(|(_, fd)| fd.as_raw_fd().to_string())
+            .collect();
+        // The process' number is known in it alone. Not by a shell: of more than a few, bash loses some.
+        let mut command = Command::new("/usr/bin/perl");
+        command
+            .args(["-MPOSIX=dup2", "-e", PASS, &numbers.join(",")])
+            .arg(program);
         let names: Vec<_> = keeps.iter().map(|(name, _)| name.as_str()).collect();
         command
             .env("NOTIFY_SOCKET", &self.path)
@@ -145,3 +146,14 @@ fn high(fd: OwnedFd) -> Option<OwnedFd> {
 }
 
 const HIGH: i32 = 600;
+
+/// Moves descriptors to 3, 4 and so on, and is the program then.
+const PASS: &str = r#"
+    my $to = 3;
+    for (split /,/, shift) {
+        defined dup2($_, $to++) or die "dup2: $!\n";
+        POSIX::close($_);
+    }
+    $ENV{LISTEN_PID} = $$;
+    exec @ARGV or die "exec: $!\n";
+"#;

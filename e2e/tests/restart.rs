@@ -3,17 +3,18 @@
 
 use std::num::NonZeroU64;
 use std::os::unix::net::UnixListener;
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use vnplug::{Client, Next, Port, flags};
-use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::daemon::{Daemon, program};
 use vnplug_e2e::manager::Manager;
 use vnplug_e2e::traffic::{Sending, Stream};
 use vnplug_e2e::{Lab, Netns};
 use vnplug_frame::witness::{Checker, Report, View};
-use vnplug_testing::{Deadline, eventually};
+use vnplug_testing::{Deadline, eventually, until};
 
 const FRAMES: u64 = 60_000;
 const RUN: u32 = 7;
@@ -228,6 +229,61 @@ fn a_ring_of_another_shape_is_made_anew() {
         names.len() == 2 && !names.iter().any(|name| first.contains(name))
     });
     daemon.kill();
+}
+
+/// Of many the default timer is slower. Those that are there keep theirs, over a restart too.
+#[test]
+fn one_source_more_makes_no_other_anew() {
+    let wire = Wire::new();
+    let text = |n: usize| format!("s{n}=af_packet:wire0,block_size=4K,blocks=96,snaplen=1024");
+    let args = |sources: usize| {
+        let own = format!("own{},block_timeout_ms=2", &text(0)[2..]);
+        let all = (0..sources).map(text).chain([own]);
+        all.flat_map(|it| ["--source".to_owned(), it])
+            .collect::<Vec<_>>()
+    };
+    let start = |manager: &Arc<Manager>, sources: usize| {
+        let args = args(sources);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        Daemon::start_by(manager, &wire.lab, Some(&wire.netns), &args).unwrap()
+    };
+    // How many sources have timers of 2 and 4 ms. The manager keeps two sockets of each.
+    let timers = |manager: &Manager| {
+        let names = manager.names();
+        ["x96@2 ", "x96@4 "].map(|ms| names.iter().filter(|name| name.contains(ms)).count() / 2)
+    };
+    let manager = Manager::new(&wire.lab).unwrap();
+    let mut daemon = start(&manager, 64);
+    until("all are kept", || timers(&manager), |all| *all == [65, 0]);
+    let first = manager.names();
+    let (code, said) = daemon.vnplug(&["source", "add", &text(64)]);
+    assert_eq!(code, Some(0), "{said}");
+    until(
+        "one more is kept",
+        || timers(&manager),
+        |all| *all == [65, 1],
+    );
+    daemon.end();
+    drop(daemon);
+    let daemon = start(&manager, 65);
+    let resumed = daemon
+        .log()
+        .matches("where an earlier daemon stopped")
+        .count();
+    assert_eq!(resumed, 66);
+    assert_eq!(timers(&manager), [65, 1]);
+    assert!(first.iter().all(|name| manager.names().contains(name)));
+    // The control: made anew each has the other one, but for the one that says it, and this is told.
+    let lab = Lab::new().unwrap();
+    let fresh = Manager::new(&lab).unwrap();
+    let daemon = start(&fresh, 65);
+    until("all are kept", || timers(&fresh), |all| *all == [1, 65]);
+    let told = "65 sources do not say block_timeout_ms: it is 4 for each";
+    assert!(daemon.log().contains(told), "{}", daemon.log());
+    let mut check = Command::new(program("vnplugd").unwrap());
+    let checked = check.arg("--check").args(args(65)).output().unwrap();
+    let checked = String::from_utf8(checked.stderr).unwrap();
+    assert!(checked.contains(told), "{checked}");
 }
 
 #[test]

@@ -97,6 +97,9 @@ pub fn run(config: Config, arguments: Arguments) -> Result<(), String> {
         )
     });
     remove_socket(ours.as_deref());
+    if served.is_err() {
+        kept.finish();
+    }
     served?;
     log::info!(target: "control", "ended");
     Ok(())

@@ -8,12 +8,15 @@
     reason = "the environment says which descriptors are the process' own"
 )]
 
+mod later;
+
 use std::env;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use later::Later;
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::service::Manager;
@@ -21,7 +24,7 @@ use crate::service::Manager;
 /// What a service manager keeps for this process, and for the next.
 #[derive(Debug, Default)]
 pub struct Kept {
-    manager: Arc<Manager>,
+    manager: Arc<Later>,
     /// What was kept for this process and nobody has taken yet.
     passed: Mutex<Vec<(String, OwnedFd)>>,
     phase: Mutex<Phase>,
@@ -82,7 +85,7 @@ impl Kept {
         }
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
-            manager,
+            manager: Arc::new(Later::new(manager)),
             passed: Mutex::new(passed),
             phase: Mutex::default(),
             number: AtomicU64::new(since.map_or(0, |since| since.as_nanos() as u64)),
@@ -127,33 +130,35 @@ impl Kept {
     }
 
     /// Has a descriptor kept for the next process. `name`: printable characters of ASCII without a colon, at most 200 of them.
-    /// `None`: nobody keeps it.
+    /// `None`: nobody keeps it. A manager that has no room for it now hears of it when there is, and this does not wait for that.
     pub fn keep(self: &Arc<Self>, name: &str, fd: BorrowedFd<'_>) -> Option<Keeping> {
-        if !self.manager.listens() {
+        if !self.manager.is_heard() {
             return None;
         }
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let name = format!("{name}{NUMBERED}{number:x}");
-        // Not watched by the manager: an interface that goes down makes its socket report an error.
-        let lines = format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}");
-        match self.manager.send(&lines, Some(fd)) {
+        match self.manager.keep(&name, fd) {
             Ok(()) => Some(Keeping {
                 kept: Arc::clone(self),
                 name,
                 is_passed: false,
             }),
             Err(error) => {
-                log::warn!(target: "control", "the service manager keeps nothing over a restart: {error}");
+                not_heard(&name, true, &error);
                 None
             }
         }
     }
 
-    /// The process serves: what it let go is of no more use.
+    /// The process serves: what it let go is of no more use. A manager that has no room for what is to be kept is waited for a
+    /// moment: a process that ends soon could not say it any more.
     pub fn settle(&self) {
         let phase = std::mem::replace(&mut *self.phase(), Phase::Serves);
         if let Phase::Starts(stale) = phase {
             stale.iter().for_each(|name| self.forget(name));
+        }
+        if !self.manager.settle(SETTLES) {
+            log::warn!(target: "control", "the service manager is busy, and does not keep everything over a restart yet");
         }
     }
 
@@ -169,6 +174,14 @@ impl Kept {
     /// The process ends: what is let go now is for the next.
     pub fn leave(&self) {
         *self.phase() = Phase::Ends;
+        self.finish();
+    }
+
+    /// The process is about to end: what the manager had no room for is said, if it has soon.
+    pub fn finish(&self) {
+        if !self.manager.settle(LEAVES) {
+            log::warn!(target: "control", "the service manager is busy, and does not hear everything that it is to keep, or to forget");
+        }
     }
 
     fn phase(&self) -> MutexGuard<'_, Phase> {
@@ -176,11 +189,8 @@ impl Kept {
     }
 
     fn forget(&self, name: &str) {
-        if let Err(error) = self
-            .manager
-            .send(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), None)
-        {
-            log::warn!(target: "control", "the service manager keeps {name:?} although it is of no use: {error}");
+        if let Err(error) = self.manager.forget(name) {
+            not_heard(name, false, &error);
         }
     }
 
@@ -191,10 +201,29 @@ impl Kept {
 
 impl Drop for Keeping {
     fn drop(&mut self) {
-        match &mut *self.kept.phase() {
-            Phase::Starts(stale) if self.is_passed => stale.push(std::mem::take(&mut self.name)),
-            Phase::Starts(_) | Phase::Serves => self.kept.forget(&self.name),
-            Phase::Ends => {}
+        let is_forgotten = match &mut *self.kept.phase() {
+            Phase::Starts(stale) if self.is_passed => {
+                stale.push(std::mem::take(&mut self.name));
+                false
+            }
+            Phase::Starts(_) | Phase::Serves => true,
+            Phase::Ends => false,
+        };
+        // NB: behind the lock. It may close a ring, which takes the kernel a while.
+        if is_forgotten {
+            self.kept.forget(&self.name);
+        }
+    }
+}
+
+/// Something was said to the manager in vain.
+fn not_heard(name: &str, is_kept: bool, error: &std::io::Error) {
+    match is_kept {
+        true => {
+            log::warn!(target: "control", "the service manager does not keep {name:?} over a restart: {error}");
+        }
+        false => {
+            log::warn!(target: "control", "the service manager keeps {name:?} although it is of no use: {error}");
         }
     }
 }
@@ -203,6 +232,9 @@ fn is_open(number: RawFd) -> bool {
     std::fs::read_link(format!("/proc/self/fd/{number}")).is_ok()
 }
 
+/// How long it is waited until all is said, before the process serves and when it ends.
+const SETTLES: Duration = Duration::from_secs(1);
+const LEAVES: Duration = Duration::from_millis(500);
 /// `SD_LISTEN_FDS_START`.
 const FIRST: RawFd = 3;
 /// Stands before the number in a name.
@@ -212,6 +244,7 @@ const NUMBERED: char = '#';
 mod tests {
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixDatagram;
+    use std::time::Instant;
 
     use vnplug_testing::TestDir;
 
@@ -234,7 +267,7 @@ mod tests {
         let fd = || std::fs::File::open("/dev/null").unwrap().into();
         let passed = old.iter().map(|&name| (name.to_owned(), fd())).collect();
         let kept = Kept {
-            manager: Arc::new(manager),
+            manager: Arc::new(Later::new(Arc::new(manager))),
             passed: Mutex::new(passed),
             ..Kept::default()
         };
@@ -298,6 +331,82 @@ mod tests {
             ]
         );
         assert!(kept.take_kept("eth1 main").is_none());
+    }
+
+    /// A manager that reads nothing yet, whose queue is full.
+    fn full(dir: &TestDir) -> (Arc<Kept>, UnixDatagram) {
+        let (kept, told) = kept(dir, &[]);
+        // One socket alone has no memory for as much as there may be room.
+        let is_full = (0..1_000).any(|_| {
+            let other = Manager::new(dir.path("notify").as_os_str(), None).unwrap();
+            let said = (0..100_000).position(|_| other.say("WATCHDOG=1").is_err());
+            said == Some(0)
+        });
+        assert!(is_full);
+        (kept, told)
+    }
+
+    /// All that the manager is told until this is.
+    fn until(told: &UnixDatagram, last: &str) -> Vec<String> {
+        let mut all = Vec::new();
+        vnplug_testing::eventually(last, || {
+            loop {
+                let text = heard(told);
+                if text.is_empty() {
+                    return false;
+                }
+                if text != "WATCHDOG=1" {
+                    all.push(text);
+                }
+                if all.last().is_some_and(|it| it == last) {
+                    return true;
+                }
+            }
+        });
+        all
+    }
+
+    #[test]
+    fn what_a_full_manager_has_no_room_for_is_said_in_its_order_and_nobody_waits() {
+        let dir = TestDir::new("kept");
+        let (kept, told) = full(&dir);
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let begun = Instant::now();
+        let mut all: Vec<_> = (0..500)
+            .map(|_| kept.keep("eth0", file.as_fd()).unwrap())
+            .collect();
+        // What is let go before it was said is not said.
+        drop(all.drain(100..400));
+        let took = begun.elapsed();
+        assert!(took < SETTLES, "{took:?}");
+        let said = until(&told, "FDSTORE=1\nFDPOLL=0\nFDNAME=eth0#1f3");
+        let wanted = (0..100).chain(400..500);
+        let wanted = wanted.map(|n| format!("FDSTORE=1\nFDPOLL=0\nFDNAME=eth0#{n:x}"));
+        assert_eq!(said, wanted.collect::<Vec<_>>());
+        // And what was said is forgotten.
+        kept.settle();
+        drop(all.pop());
+        assert_eq!(heard(&told), "FDSTOREREMOVE=1\nFDNAME=eth0#1f3");
+    }
+
+    #[test]
+    fn a_manager_that_stands_still_costs_a_moment_and_has_bounds() {
+        let dir = TestDir::new("kept");
+        let (kept, told) = full(&dir);
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let keeping: Vec<_> = (0..3)
+            .map(|_| kept.keep("eth0", file.as_fd()).unwrap())
+            .collect();
+        let begun = Instant::now();
+        kept.settle();
+        let took = begun.elapsed();
+        assert!(took >= SETTLES, "{took:?}: it was said to nobody");
+        kept.leave();
+        drop(keeping);
+        let took = begun.elapsed();
+        assert!(took >= SETTLES + LEAVES, "{took:?}");
+        // It would have had them.
+        assert_eq!(until(&told, "FDSTORE=1\nFDPOLL=0\nFDNAME=eth0#2").len(), 3);
     }
 
     #[test]

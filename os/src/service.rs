@@ -2,7 +2,8 @@
 //!
 //! Both are named by the environment of the process, so whoever started it is trusted to name them. What lies
 //! at the name may still be anything: a full socket, a file, nothing. A datagram is sent without waiting and
-//! is lost if it cannot be; the process never depends on it. Only that it is ready is said again for a while.
+//! is lost if it cannot be; the process never depends on it. Only that it is ready is said again for a while, and what is to
+//! be kept is said later ([`Kept`](crate::kept::Kept)).
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -139,7 +140,7 @@ impl Manager {
 }
 
 /// Whether there may be room later.
-fn is_full(error: &io::Error) -> bool {
+pub(crate) fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
