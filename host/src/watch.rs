@@ -131,10 +131,8 @@ fn watch(termination: &OwnedFd, all: &Watch, manager: &Manager) {
                 }
                 if let Some(dog) = &mut dog
                     && hang.is_empty()
-                    && dog.fed.elapsed() >= dog.every.saturating_sub(LOOK)
                 {
-                    manager.tell("WATCHDOG=1");
-                    dog.fed = Instant::now();
+                    dog.feed(manager);
                 }
                 told = hang;
             }
@@ -150,6 +148,19 @@ fn watch(termination: &OwnedFd, all: &Watch, manager: &Manager) {
 struct Dog {
     every: Duration,
     fed: Instant,
+}
+
+impl Dog {
+    /// Feeds it, if that is due. Where the manager has no room for it, it is due again at the next look.
+    fn feed(&mut self, manager: &Manager) {
+        if self.fed.elapsed() < self.every.saturating_sub(LOOK) {
+            return;
+        }
+        match manager.say("WATCHDOG=1") {
+            Ok(()) => self.fed = Instant::now(),
+            Err(error) => log::debug!("the watchdog is not fed: {error}"),
+        }
+    }
 }
 
 impl Thread {
@@ -232,4 +243,31 @@ fn threads() -> Vec<String> {
         Some(format!("{} ({})", field("Name:")?, field("State:")?))
     });
     named.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+
+    use vnplug_testing::TestDir;
+
+    use super::*;
+
+    #[test]
+    fn a_watchdog_that_was_not_heard_is_due_again() {
+        let dir = TestDir::new("watchdog");
+        let path = dir.path("notify");
+        let hears = UnixDatagram::bind(&path).unwrap();
+        hears.set_nonblocking(true).unwrap();
+        let manager = Manager::new(path.as_os_str(), None).unwrap();
+        let fed = Instant::now();
+        // It is due at any time.
+        let mut dog = Dog { every: LOOK, fed };
+        assert!((0..100_000).any(|_| manager.say("STATUS=x").is_err()));
+        dog.feed(&manager);
+        assert_eq!(dog.fed, fed);
+        while hears.recv(&mut [0; 64]).is_ok() {}
+        dog.feed(&manager);
+        assert!(dog.fed > fed);
+    }
 }
