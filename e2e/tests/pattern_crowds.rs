@@ -8,10 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use vnplug::{Client, SourceRequest};
 use vnplug_e2e::bombs::UnansweredPage;
 use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::raw::Raw;
+use vnplug_e2e::user::open_to_all;
 use vnplug_e2e::{Lab, Netns};
+use vnplug_ring::control::Message;
 use vnplug_testing::{eventually, until};
 
 /// The number of interfaces; with `VNPLUG_LONG=1` in the environment that of the long run.
@@ -53,9 +57,9 @@ fn pattern(size: usize) -> String {
     format!("crowd*=af_packet,members={size},{SMALL}")
 }
 
-/// One of them by its name. The kernel's timers of a thousand would take a CPU with the default.
+/// One of them by its name.
 fn named(n: usize) -> String {
-    format!("crowd{n}=af_packet,{SMALL},block_timeout_ms=32")
+    format!("crowd{n}=af_packet,{SMALL}")
 }
 
 fn crowd_comes(netns: &Netns, size: usize) {
@@ -225,6 +229,162 @@ fn of_named_sources_that_cannot_be_opened_the_first_is_told() {
     }
 }
 
+/// How long each of a few takes to be open that are added one by one: whoever opens or closes one waits for the kernel, and for the same.
+fn each_alone(client: &mut Client) -> Duration {
+    let mut change = |request| drop(client.change_sources(request).unwrap());
+    let begun = Instant::now();
+    for text in (0..ONE_BY_ONE).map(named) {
+        change(SourceRequest::Add { text, keep: false });
+    }
+    let each = begun.elapsed() / ONE_BY_ONE as u32;
+    for n in 0..ONE_BY_ONE {
+        let name = format!("crowd{n}");
+        change(SourceRequest::Remove { name });
+    }
+    each
+}
+
+/// Whether this took less than half the time that `size` of them take one by one.
+fn is_soon(took: Duration, each: Duration, size: usize) -> bool {
+    // The premise: one who is alone waits for the kernel most of the time.
+    if each <= WAITED {
+        println!("NOT COMPARED: one by one none waits for {WAITED:?}");
+        return true;
+    }
+    took < each * size as u32 / 2
+}
+
+#[test]
+fn a_start_that_fails_has_closed_a_crowd_in_half_the_time_that_it_takes_one_by_one() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    let size = many();
+    crowd_comes(&netns, size);
+    let other = Daemon::start(&lab, Some(&netns), &[]).unwrap();
+    let mut client = Client::connect_to(&other.socket()).unwrap();
+    let mut args = by_name((0..size).map(named));
+    args.extend(["--allow", "uid:1=crowd0:port nonsense"].map(str::to_owned));
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    for _ in 0..TRIES {
+        let each = each_alone(&mut client);
+        let mut daemon = Daemon::unstarted(&lab, Some(&netns), &args).unwrap();
+        let begun = Instant::now();
+        let error = daemon.launch().unwrap_err().to_string();
+        let took = begun.elapsed();
+        println!("a start of {size} failed in {took:?}, one by one each in {each:?}");
+        assert!(error.contains("port nonsense"), "{error}");
+        if is_soon(took, each, size) {
+            return;
+        }
+    }
+    panic!("one after the other they would be closed as soon");
+}
+
+fn fds(daemon: &Daemon) -> usize {
+    let dir = format!("/proc/{}/fd", daemon.pid());
+    fs::read_dir(dir).unwrap().count()
+}
+
+/// Asks for the sources until the daemon has as few descriptors as `before`; the longest time until it answered.
+fn longest_answer(client: &mut Client, daemon: &Daemon, before: usize) -> Duration {
+    let mut longest = Duration::ZERO;
+    until(
+        "what was opened is closed",
+        || {
+            let asked = Instant::now();
+            client.devices().unwrap();
+            longest = longest.max(asked.elapsed());
+            fds(daemon)
+        },
+        |now| *now <= before,
+    );
+    longest
+}
+
+/// The configuration's tables of this number of sources.
+fn tables(size: usize) -> String {
+    let table = |n: usize| {
+        format!(
+            "[[source]]\nname = \"crowd{n}\"\nblock_size = \"32K\"\nblocks = 2\nsnaplen = 2048\n"
+        )
+    };
+    (0..size).map(table).collect()
+}
+
+#[test]
+fn what_a_reload_had_opened_that_fails_is_closed_beside_those_who_ask() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    let size = many();
+    crowd_comes(&netns, size);
+    let file = open_to_all(&lab, "");
+    let daemon = Daemon::start(&lab, Some(&netns), &["--config", &file]).unwrap();
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    let write = |text: &str| drop(open_to_all(&lab, text));
+    let limit = |most: Option<u64>| {
+        let pid = Pid::from_raw(daemon.pid() as i32);
+        let new = Rlimit {
+            current: most,
+            // The daemon's, too: it is inherited.
+            maximum: getrlimit(Resource::Nofile).maximum,
+        };
+        prlimit(pid, Resource::Nofile, new).unwrap().current
+    };
+    // What the daemon opens once and keeps is open after the first; and what each of them takes is known.
+    let empty = settled(|| fds(&daemon));
+    write(&tables(size));
+    client.change_sources(SourceRequest::Reload).unwrap();
+    let each_has = (fds(&daemon) - empty) / size;
+    write("");
+    client.change_sources(SourceRequest::Reload).unwrap();
+    let before = settled(|| fds(&daemon));
+    let mut tries = || {
+        let each = each_alone(&mut client);
+        settled(|| fds(&daemon));
+        write(&tables(size));
+        // Who asked for it goes.
+        let mut asks = Raw::greeted(&daemon.socket());
+        asks.send(&Message::Sources(SourceRequest::Reload).encode(1, 0))
+            .unwrap();
+        eventually("they are being opened", || fds(&daemon) > before + 8);
+        drop(asks);
+        let gone = longest_answer(&mut client, &daemon, before);
+        assert_eq!(client.devices().unwrap().len(), 0);
+        // Descriptors are short when half of them are received: each needs one more then.
+        let room = before + size * each_has - size / 2;
+        let most = limit(Some(room as u64));
+        let mut other = Client::connect_to(&daemon.socket()).unwrap();
+        let (short, error) = thread::scope(|scope| {
+            let reload = scope.spawn(move || other.change_sources(SourceRequest::Reload));
+            let mut longest = Duration::ZERO;
+            while !reload.is_finished() {
+                let asked = Instant::now();
+                client.devices().unwrap();
+                longest = longest.max(asked.elapsed());
+            }
+            let error = reload.join().unwrap().unwrap_err().to_string();
+            assert!(error.contains("Too many open files"), "{error}");
+            (longest, error)
+        });
+        limit(most);
+        let there = client.devices().unwrap().len();
+        let missing = format!("{} sources are not there", size - there);
+        assert!(error.contains(&missing), "{error}, {there} are");
+        // The control: some were, and others were not.
+        assert!((1..size).contains(&there), "{there}");
+        // The others come when there is room.
+        client.change_sources(SourceRequest::Reload).unwrap();
+        assert_eq!(client.devices().unwrap().len(), size);
+        write("");
+        client.change_sources(SourceRequest::Reload).unwrap();
+        until("none is left", || fds(&daemon), |now| *now <= before);
+        println!("{size}: {gone:?} and {short:?}, one by one each in {each:?}");
+        is_soon(gone, each, size) && is_soon(short, each, size / 2)
+    };
+    assert!((0..TRIES).any(|_| tries()), "those who ask wait for them");
+    daemon.audit();
+}
+
 /// A number, once it is the same for a while.
 fn settled(count: impl Fn() -> usize) -> usize {
     let same = || {
@@ -241,10 +401,7 @@ fn interfaces_that_go_while_others_are_opened_leave_nothing() {
     let netns = Netns::new().unwrap();
     let size = many();
     let daemon = Daemon::start(&lab, Some(&netns), &[]).unwrap();
-    let fds = || {
-        let dir = format!("/proc/{}/fd", daemon.pid());
-        fs::read_dir(dir).unwrap().count()
-    };
+    let fds = || fds(&daemon);
     let mut client = Client::connect_to(&daemon.socket()).unwrap();
     let mut round = || {
         crowd_comes(&netns, size);

@@ -1,6 +1,13 @@
 //! QEMU's own guest agent puts ours into a guest.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::thread;
 use std::time::Duration;
 
 use vnplug_e2e::attached::{image, plug, small_program};
@@ -12,6 +19,116 @@ use vnplug_testing::{eventually, until};
 /// Says what it was asked.
 const SYSTEMCTL: &str = "#!/bin/sh\necho \"$@\" >>/run/systemctl\n";
 const LIMIT: Duration = Duration::from_secs(30);
+
+/// Writes to the agent and is gone, as one who is killed; then asks what it says until it answers, and one thing more.
+fn left_behind(agent: &Path, half: &[u8]) -> Vec<String> {
+    let mut killed = UnixStream::connect(agent).unwrap();
+    killed.write_all(half).unwrap();
+    drop(killed);
+    let mut next = UnixStream::connect(agent).unwrap();
+    next.set_read_timeout(Some(4 * LIMIT)).unwrap();
+    let sync = br#"{"execute": "guest-sync-delimited", "arguments": {"id": 4711}}"#;
+    next.write_all(&[b"\xff", &sync[..], b"\n"].concat())
+        .unwrap();
+    let mut lines = BufReader::new(next.try_clone().unwrap());
+    let mut line = || {
+        let mut line = Vec::new();
+        lines.read_until(b'\n', &mut line).unwrap();
+        String::from_utf8_lossy(&line).trim_end().to_owned()
+    };
+    let mut said = vec![line()];
+    while said.last().unwrap() != "\u{fffd}{\"return\": 4711}" {
+        said.push(line());
+    }
+    next.write_all(b"{\"execute\": \"guest-ping\"}\n").unwrap();
+    assert_eq!(line(), "{\"return\": {}}");
+    said.pop();
+    said
+}
+
+/// Between a push and the agent: lets half of a piece of a file pass, has the agent start again, and lets the rest pass.
+struct Cut<'a> {
+    /// Where it listens.
+    path: PathBuf,
+    agent: &'a Path,
+    restart: &'a (dyn Fn() + Sync),
+    cuts: Mutex<u32>,
+    /// What the agent complained of.
+    complaints: Mutex<Vec<String>>,
+}
+
+impl Cut<'_> {
+    /// Serves one after the other, until one says nothing.
+    fn serve(&self) {
+        let listener = UnixListener::bind(&self.path).unwrap();
+        loop {
+            let (client, _) = listener.accept().unwrap();
+            let mut client = BufReader::new(client);
+            if client.fill_buf().unwrap().is_empty() {
+                return;
+            }
+            let mut agent = UnixStream::connect(self.agent).unwrap();
+            let answers = agent.try_clone().unwrap();
+            let to = client.get_ref().try_clone().unwrap();
+            thread::scope(|scope| {
+                scope.spawn(move || self.pass_answers(answers, to));
+                let mut line = Vec::new();
+                while client.read_until(b'\n', &mut line).unwrap_or(0) > 0 {
+                    self.pass(&mut agent, &line);
+                    line.clear();
+                }
+                agent.shutdown(Shutdown::Both).unwrap();
+            });
+        }
+    }
+
+    fn pass(&self, agent: &mut UnixStream, line: &[u8]) {
+        let mut cuts = self.cuts.lock().unwrap();
+        let is_piece = line.windows(16).any(|it| it == b"guest-file-write");
+        // Once more, if it had read nothing of it yet.
+        let cuts_it = is_piece && *cuts < CUTS && self.complaints.lock().unwrap().is_empty();
+        let (front, rest) = match cuts_it {
+            true => line.split_at(line.len() / 2),
+            false => line.split_at(0),
+        };
+        if !front.is_empty() {
+            agent.write_all(front).unwrap();
+            // What it has not read of this when it ends the guest's kernel forgets.
+            thread::sleep(READS);
+            (self.restart)();
+            *cuts += 1;
+        }
+        agent.write_all(rest).unwrap();
+    }
+
+    fn pass_answers(&self, answers: UnixStream, mut to: UnixStream) {
+        let mut answers = BufReader::new(answers);
+        let mut line = Vec::new();
+        while answers.read_until(b'\n', &mut line).unwrap_or(0) > 0 {
+            let text = String::from_utf8_lossy(&line);
+            if text.contains("error") && *self.cuts.lock().unwrap() > 0 {
+                self.complaints.lock().unwrap().push(text.into_owned());
+            }
+            // Who asked may be gone.
+            let _ = to.write_all(&line);
+            line.clear();
+        }
+    }
+}
+
+/// The last client, who says nothing: also of a test that fails.
+struct Last<'a>(&'a Path);
+
+impl Drop for Last<'_> {
+    fn drop(&mut self) {
+        drop(UnixStream::connect(self.0));
+    }
+}
+
+/// How long the agent is given to read half a command. Who sent it waits five seconds for the answer.
+const READS: Duration = Duration::from_secs(1);
+/// How often that is tried.
+const CUTS: u32 = 3;
 
 #[test]
 fn qemus_guest_agent_installs_ours_and_starts_it() {
@@ -97,6 +214,58 @@ fn qemus_guest_agent_installs_ours_and_starts_it() {
     let said = plug(&daemon, &guest, "probe", &push).unwrap();
     assert!(said.contains("is in the guest already"), "{said}");
     assert_eq!((agents(), before.lines().count()), (before, 1));
+
+    // It complains of half a command before it answers who comes next, and then it is in step.
+    let halves: [&[u8]; 4] = [
+        br#"{"execute": "guest-pi"#,
+        br#"{"execute": "guest-ping""#,
+        br#"{"arguments": {"buf-b64": "AAAA"#,
+        b"IAAA\", \"handle\": 1000}, \"execute\": \"guest-file-write\"}\n",
+    ];
+    for half in halves {
+        let said = left_behind(&socket, half);
+        let complains = |line: &String| {
+            ["JSON parse error", "QMP input"]
+                .iter()
+                .any(|words| line.contains(words))
+        };
+        assert!(!said.is_empty() && said.iter().all(complains), "{said:?}");
+    }
+    // One that starts again while it reads a command says that of the rest of ours; it is given all of it anew.
+    in_guest("rm /usr/local/bin/vnplug");
+    let cut = Cut {
+        path: lab.dir().join("cut"),
+        agent: &socket,
+        restart: &|| {
+            in_guest(
+                "kill -9 $(cat /run/qga); while kill -0 $(cat /run/qga); do :; done 2>/dev/null; true",
+            );
+            begin("");
+        },
+        cuts: Mutex::default(),
+        complaints: Mutex::default(),
+    };
+    let through = cut.path.display().to_string();
+    let said = thread::scope(|scope| {
+        let serves = scope.spawn(|| cut.serve());
+        let last = Last(&cut.path);
+        eventually("it listens", || cut.path.exists());
+        let args = ["--guest-agent", &through].into_iter();
+        let args: Vec<_> = args.chain(push[2..].iter().copied()).collect();
+        let said = plug(&daemon, &guest, "probe", &args);
+        drop(last);
+        serves.join().unwrap();
+        said
+    });
+    let said = said.unwrap_or_else(|error| panic!("{error}"));
+    assert!(
+        said.contains("/usr/local/bin/vnplug is in the guest ("),
+        "{said}"
+    );
+    // The control.
+    let complaints = cut.complaints.into_inner().unwrap();
+    let first = complaints.first().map_or("", String::as_str);
+    assert!(first.contains("JSON parse error"), "{complaints:?}");
 
     // With systemd, whose part a script plays.
     in_guest("mkdir -p /run/systemd/system; rm /usr/local/bin/vnplug");
