@@ -28,8 +28,9 @@ impl Capture {
         let mut dump = daemon.command()?;
         dump.args(["dump", &source, "-f", "tcp", "--ring", "64M", "-w"]);
         dump.arg(&file);
-        let dump = Running::start(dump, lab, name)?;
+        let mut dump = Running::start(dump, lab, name)?;
         eventually("it captures", || {
+            assert!(dump.status().is_none(), "{}", dump.errors());
             std::fs::metadata(&file).is_ok_and(|file| file.len() > 0)
         });
         Ok(Self { dump, file })
