@@ -378,6 +378,7 @@ impl Input {
             return true;
         }
         while let Ok(command) = self.inbox.try_recv() {
+            self.bell.took();
             match command {
                 Command::Attach(port, shares) => {
                     self.attach(port);

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -39,6 +39,9 @@ struct Thread {
 #[derive(Debug, Clone)]
 pub struct Line {
     commands: Sender<Command>,
+    /// Those that the thread has not taken.
+    waiting: Arc<AtomicUsize>,
+    /// It is to look for some.
     pending: Arc<AtomicBool>,
     waker: Arc<OwnedFd>,
     pulse: Arc<Pulse>,
@@ -88,6 +91,7 @@ pub fn start(
         let state = if options.hold { WAITING } else { queue.state() };
         let line = Line {
             commands,
+            waiting: Arc::default(),
             pending: Arc::default(),
             waker,
             pulse: Arc::new(Pulse::new(&options.name, state)),
@@ -151,7 +155,11 @@ impl Worker {
 impl Line {
     /// Sends a command; false if the thread is gone.
     pub fn send(&self, command: Command) -> bool {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
         let sent = self.commands.send(command).is_ok();
+        if !sent {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
         // NB: rung before the flag is set. The other way round, a thread that is awake may take the
         // command and clear the bell before it rings, and then finds it ringing for ever.
         event::ring(&self.waker);
@@ -165,15 +173,17 @@ impl Line {
         &self.pulse
     }
 
-    /// Whether a command waits for the thread.
+    /// Whether a command waits for the thread. NB: not whether it is to look for some. It may take one and sleep before its
+    /// sender says that.
     pub fn has_commands(&self) -> bool {
-        self.pending.load(Ordering::Relaxed)
+        self.waiting.load(Ordering::Relaxed) > 0
     }
 }
 
 /// The thread's end of a [`Line`].
 #[derive(Debug)]
 pub(super) struct Bell {
+    waiting: Arc<AtomicUsize>,
     pending: Arc<AtomicBool>,
     pub(super) waker: Arc<OwnedFd>,
 }
@@ -181,6 +191,7 @@ pub(super) struct Bell {
 impl Bell {
     pub(super) fn of(line: &Line) -> (Self, Arc<Pulse>) {
         let bell = Self {
+            waiting: Arc::clone(&line.waiting),
             pending: Arc::clone(&line.pending),
             waker: Arc::clone(&line.waker),
         };
@@ -197,6 +208,11 @@ impl Bell {
             event::clear(&self.waker);
         }
         rung
+    }
+
+    /// A command was taken.
+    pub(super) fn took(&self) {
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -231,3 +247,34 @@ impl Drop for Thread {
 
 /// How long a thread may take to close a queue.
 const ENDING: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_was_taken_before_its_sender_said_so_does_not_wait() {
+        let (commands, inbox) = channel();
+        let line = Line {
+            commands,
+            waiting: Arc::default(),
+            pending: Arc::default(),
+            waker: Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap()),
+            pulse: Arc::new(Pulse::new("test", "up")),
+        };
+        let (bell, _) = Bell::of(&line);
+        assert!(!line.has_commands());
+        assert!(line.send(Command::Kick(Vec::new())));
+        assert!(line.has_commands());
+        assert!(bell.take());
+        while inbox.try_recv().is_ok() {
+            bell.took();
+        }
+        // As another sender does it, whose command was among these.
+        line.pending.store(true, Ordering::Release);
+        assert!(!line.has_commands());
+        drop(inbox);
+        assert!(!line.send(Command::Stop));
+        assert!(!line.has_commands(), "nobody is to take it");
+    }
+}
