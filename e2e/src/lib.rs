@@ -61,6 +61,7 @@ pub mod recorder;
 pub mod secure;
 pub mod silent_file;
 pub mod station;
+pub mod stopped;
 pub mod streamer;
 pub mod sums;
 mod sys;

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use vnplug::{Client, Error, Next, PortOptions};
 use vnplug_e2e::daemon::{Daemon, program};
 use vnplug_e2e::station::Running;
+use vnplug_e2e::stopped::Stopped;
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::user::{USER, as_user, open_to_all};
 use vnplug_e2e::{Lab, Netns};
@@ -348,15 +348,14 @@ fn every_query_of_the_dashboard_has_an_answer_and_alerts_see_real_faults() {
                 assert_eq!(prometheus.values(&metric, "nothing"), [] as [Value; 0]);
             }
             // A daemon that does not run, for a while.
-            let pid = Pid::from_raw(daemon.pid() as i32).unwrap();
-            kill_process(pid, Signal::STOP).unwrap();
+            let stopped = Stopped::new(&[daemon.pid()]);
             // More than its receive ring of 96 MiB has room for.
             let flood = Stream {
                 len_bytes: 1514,
                 ..Stream::new("wire0", 150_000)
             };
             let flood = netns.enter(|| flood.send());
-            kill_process(pid, Signal::CONT).unwrap();
+            drop(stopped);
             flood.unwrap().unwrap();
             prometheus.becomes(&dropped, true);
             // An interface that is down.

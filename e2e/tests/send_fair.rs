@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{scope, sleep};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
 use vnplug::{Client, GrantAction, GrantKind, Next, Port, Ready};
 use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::stopped::Stopped;
 use vnplug_e2e::user::{as_uid, open_to_all};
 use vnplug_e2e::{Lab, Netns};
 use vnplug_ring::control::Direction;
@@ -63,15 +63,10 @@ impl Scene {
         }
     }
 
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.daemon.pid().cast_signed()).unwrap();
-        kill_process(pid, signal).unwrap();
-    }
-
     /// Has all of them fill their rings before the first frame is sent, so that each always has some until its last. The
     /// bytes of each on the wire until the first of them has sent all that it had.
     fn shares(&mut self) -> [f64; 3] {
-        self.signal(Signal::STOP);
+        let stopped = Stopped::new(&[self.daemon.pid()]);
         let mut written = 0;
         for (at, port) in self.senders.iter_mut().enumerate() {
             let (_, len) = SENDERS[at];
@@ -81,7 +76,7 @@ impl Scene {
             }
             outbox.flush();
         }
-        self.signal(Signal::CONT);
+        drop(stopped);
         // Until nothing comes any more: the wire's other end may lose some, of whomever.
         let mut came: Vec<(usize, usize)> = Vec::new();
         let deadline = Deadline::new("they come");

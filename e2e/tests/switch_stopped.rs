@@ -1,40 +1,13 @@
 //! Programs on a switch that are stopped (SIGSTOP) while others talk: of VDE, by rings, and a front-end of vhost-user.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use rustix::process::{Pid, Signal, kill_process};
 use vnplug_e2e::daemon::{Daemon, counted, value};
 use vnplug_e2e::raw::status;
 use vnplug_e2e::station::{Station, module_environment, pings};
+use vnplug_e2e::stopped::Stopped;
 use vnplug_e2e::streamer::{Streamer, frame};
 use vnplug_e2e::{Image, Lab, Netns, Uml, UmlConfig};
 use vnplug_testing::{PATIENCE, eventually};
-
-/// Processes that are stopped until this is dropped, also if the test fails: who is to end must run.
-struct Stopped(Vec<Pid>);
-
-impl Stopped {
-    fn new(processes: &[u32]) -> Self {
-        let pids: Vec<_> = processes
-            .iter()
-            .map(|pid| Pid::from_raw(*pid as i32).unwrap())
-            .collect();
-        for pid in &pids {
-            kill_process(*pid, Signal::STOP).unwrap();
-        }
-        for pid in processes {
-            eventually("it is stopped", || status(*pid, "State").starts_with('T'));
-        }
-        Self(pids)
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        for pid in &self.0 {
-            let _ = kill_process(*pid, Signal::CONT);
-        }
-    }
-}
 
 /// KiB of memory that nobody shares.
 fn anonymous_kib(daemon: &Daemon) -> u64 {
