@@ -11,6 +11,7 @@ use std::process::{Command, ExitStatus};
 use serde_json::{Value, json};
 use vnplug_testing::until;
 
+use crate::raw::children;
 use crate::station::Running;
 use crate::user::USER;
 use crate::{Lab, LabError, Netns, Result};
@@ -72,10 +73,11 @@ impl Asking {
             Some(netns) => netns.enter(start)??,
             None => start()?,
         };
-        let children = format!("/proc/{0}/task/{0}/children", sandbox.pid());
+        let pid = sandbox.pid();
         let look = || {
-            let supervisor = fs::read_to_string(&children).unwrap_or_default();
-            let socket = home.join(format!("vnplug/sandbox/{}.sock", supervisor.trim()));
+            let supervisor = children(pid).first().map(u32::to_string);
+            let supervisor = supervisor.unwrap_or_default();
+            let socket = home.join(format!("vnplug/sandbox/{supervisor}.sock"));
             let stream = UnixStream::connect(&socket);
             (stream.ok(), socket, sandbox.status().is_some())
         };

@@ -24,6 +24,7 @@ use crate::kernel;
 use crate::lab::Lab;
 use crate::netns::Netns;
 use crate::qemu::Machine;
+use crate::raw::children;
 
 /// A host with libvirt.
 #[derive(Debug)]
@@ -446,8 +447,7 @@ fn path(dir: &Path) -> String {
 }
 
 fn first_child(pid: u32) -> Option<u32> {
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-    children.split_whitespace().next()?.parse().ok()
+    children(pid).first().copied()
 }
 
 /// What is read of this machine's `/etc`: users, names of services, libraries, libvirt's own. No passwords, no keys.

@@ -312,3 +312,12 @@ pub fn status(pid: u32, field: &str) -> String {
         .trim()
         .to_owned()
 }
+
+/// The processes that a process' first thread has started and that it has not waited for.
+#[must_use]
+pub fn children(pid: u32) -> Vec<u32> {
+    // One that has ended has none.
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let children = text.split_whitespace();
+    children.filter_map(|child| child.parse().ok()).collect()
+}

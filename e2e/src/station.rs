@@ -87,6 +87,22 @@ impl Running {
         std::fs::read_to_string(&self.errors).unwrap_or_default()
     }
 
+    /// Waits until it says that it listens: where.
+    ///
+    /// # Panics
+    /// If it does not say so.
+    #[must_use]
+    pub fn listens_at(&self) -> String {
+        let address = |said: &String| {
+            let (_, behind) = said.split_once("listening at ")?;
+            let (address, _) = behind.split_once(char::is_whitespace)?;
+            Some(address.to_owned())
+        };
+        let listens = |said: &String| address(said).is_some();
+        let said = until("it listens", || self.errors(), listens);
+        address(&said).unwrap_or_default()
+    }
+
     /// The last line that it printed, of JSON.
     #[must_use]
     pub fn last(&self) -> Value {

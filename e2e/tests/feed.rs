@@ -3,6 +3,7 @@
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -10,9 +11,10 @@ use serde_json::Value;
 use vnplug::{Next, Port};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, program};
+use vnplug_e2e::raw::children;
 use vnplug_e2e::station::Running;
 use vnplug_frame::witness::{Checker, Protocol, Shape, View, make};
-use vnplug_testing::{Deadline, until};
+use vnplug_testing::{Deadline, eventually, until};
 
 const RUN: u32 = 5;
 
@@ -155,13 +157,7 @@ fn what_dump_listens_with_is_fed() {
     dump.arg("--socket").arg(other.socket());
     dump.args(["dump", "host:far", "--listen", "0"]);
     let dump = Running::start(dump, &lab, "dump").unwrap();
-    let said = until(
-        "it listens",
-        || dump.errors(),
-        |said| said.contains("listening at "),
-    );
-    let address = said.split("listening at ").nth(1).unwrap();
-    let address = address.split_whitespace().next().unwrap();
+    let address = dump.listens_at();
     let mut feed = mirror.feed(&format!("tcp://{address}"), &[]);
     let ports = || {
         other
@@ -190,16 +186,45 @@ fn what_dump_listens_with_is_fed() {
 }
 
 #[test]
+fn what_serves_a_client_ends_with_the_one_that_listens_also_if_that_is_killed() {
+    let lab = Lab::new().unwrap();
+    let mut daemon = Daemon::start(&lab, None, &["--switch", "far"]).unwrap();
+    let mut dump = Command::new(program("vnplug").unwrap());
+    dump.arg("--socket").arg(daemon.socket());
+    dump.args(["dump", "host:far", "--listen", "0"]);
+    let dump = Running::start(dump, &lab, "dump").unwrap();
+    let address = dump.listens_at();
+    let clients = [(); 2].map(|()| TcpStream::connect(&address).unwrap());
+    let servers = until(
+        "both are served",
+        || children(dump.pid()),
+        |servers| servers.len() == 2,
+    );
+    let ports = || {
+        let counters = daemon.counters();
+        counters.iter().filter(|it| it.kind == "port").count()
+    };
+    until("they read", ports, |ports| *ports == 2);
+    // Nor does one begin whose listener has ended before.
+    let late = ["dump", "host:far", "-t", "10s", "--served-by", "1"];
+    assert_eq!(daemon.vnplug(&late).0, Some(1));
+    daemon.kill();
+    // The control: they wait for a daemon.
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(children(dump.pid()), servers);
+    drop(dump);
+    for server in servers {
+        let there = format!("/proc/{server}");
+        eventually("no process is left", || !Path::new(&there).exists());
+    }
+    drop(clients);
+}
+
+#[test]
 fn a_mirror_that_speaks_tzsp_is_received() {
     let mut mirror = Mirror::new();
     let mut feed = mirror.feed("tzsp://127.0.0.1:0", &["--from", "127.0.0.0/30"]);
-    let said = until(
-        "it listens",
-        || feed.errors(),
-        |said| said.contains("listening at "),
-    );
-    let address = said.split("listening at ").nth(1).unwrap();
-    let address: SocketAddr = address.split_whitespace().next().unwrap().parse().unwrap();
+    let address: SocketAddr = feed.listens_at().parse().unwrap();
     let router = UdpSocket::bind("127.0.0.1:0").unwrap();
     let send = |parts: &[&[u8]]| assert!(router.send_to(&parts.concat(), address).is_ok());
     for seq in 0..2000 {

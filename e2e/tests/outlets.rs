@@ -32,13 +32,7 @@ fn listening_by(mut command: Command, wire: &Wire, more: &[&str]) -> (Running, S
         .args(["dump", "host:wire1", "--listen", "0"])
         .args(more);
     let running = Running::start(command, &wire.lab, "dump").unwrap();
-    let said = until(
-        "it listens",
-        || running.errors(),
-        |said| said.contains("listening at "),
-    );
-    let after = said.split("listening at ").nth(1).unwrap();
-    let address = after.split_whitespace().next().unwrap().to_owned();
+    let address = running.listens_at();
     (running, address)
 }
 

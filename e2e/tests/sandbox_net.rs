@@ -10,6 +10,7 @@ use std::time::Duration;
 use vnplug::{Next, Port};
 use vnplug_e2e::asking::{self, Asking, Reply};
 use vnplug_e2e::daemon::{Daemon, counted, program, value};
+use vnplug_e2e::raw::children;
 use vnplug_e2e::secure::{BROWSE_BY_QUIC, FETCH_BY_QUIC, PAGE, quic_server};
 use vnplug_e2e::station::{Running, Station};
 use vnplug_e2e::user::{USER, open_to_all};
@@ -545,13 +546,8 @@ fn a_supervisor_that_is_killed_takes_the_wire_with_it() {
     eventually("it has joined", || {
         ports() == 2 && running.output().contains("eth0")
     });
-    let children = format!("/proc/{0}/task/{0}/children", running.pid());
-    let supervisor: i32 = std::fs::read_to_string(children)
-        .unwrap()
-        .trim()
-        .parse()
-        .unwrap();
-    let pid = rustix::process::Pid::from_raw(supervisor).unwrap();
+    let supervisor = children(running.pid())[0];
+    let pid = rustix::process::Pid::from_raw(supervisor.cast_signed()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     eventually("its port is free", || ports() == 1);
     eventually("the program has no interface", || {

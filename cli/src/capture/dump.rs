@@ -43,6 +43,9 @@ pub(crate) struct Dump {
     /// Format [default: pcap for a FILE that ends in .pcap and for clients, else pcapng]
     #[arg(long, value_enum)]
     format: Option<Format>,
+    /// Said by the one that listens to each that serves a client of it: its process
+    #[arg(long, value_name = "PID", conflicts_with = "listen", hide = true)]
+    served_by: Option<u32>,
 }
 
 struct DumpSink {
@@ -57,6 +60,9 @@ struct DumpSink {
 
 impl Dump {
     pub(crate) fn run(&self, socket: &Path) -> Outcome {
+        if let Some(listener) = self.served_by {
+            listen::end_with(listener)?;
+        }
         if let Some(address) = self.listen {
             if !address.ip().is_loopback() && !self.allow_remote {
                 return Err(Failure::new(format!(

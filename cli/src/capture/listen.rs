@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 
 use crate::failure::{Failure, OK, Outcome};
 use crate::{external, out, sys};
@@ -72,6 +73,7 @@ impl Client {
         let server = external::own()
             .args(arguments(std::env::args_os().skip(1)))
             .args(more)
+            .arg(format!("--served-by={}", std::process::id()))
             .stdin(Stdio::null())
             .stdout(given)
             .spawn()?;
@@ -99,8 +101,8 @@ impl Drop for Client {
     /// A server that waits for a client that does not read hears no signal, but that its connection has ended.
     fn drop(&mut self) {
         let _ = self.stream.shutdown(Shutdown::Both);
-        if let Some(process) = rustix::process::Pid::from_raw(self.server.id().cast_signed()) {
-            let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
+        if let Some(process) = Pid::from_raw(self.server.id().cast_signed()) {
+            let _ = kill_process(process, Signal::TERM);
         }
         let until = Instant::now() + PATIENCE;
         while matches!(self.server.try_wait(), Ok(None)) {
@@ -111,6 +113,23 @@ impl Drop for Client {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+}
+
+/// From now on this process ends when the one that listens does, however that ends: a client that leaves is seen by who writes to
+/// it, and nothing is written while there is no daemon.
+///
+/// # Errors
+/// It has ended already.
+pub(crate) fn end_with(listener: u32) -> Result<(), Failure> {
+    // NB: not one that asks it to end. Nobody hears that while a client does not read, and nothing has to be finished.
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(std::io::Error::from)?;
+    let is_there = getppid().is_some_and(|parent| parent.as_raw_pid().cast_unsigned() == listener);
+    match is_there {
+        true => Ok(()),
+        false => Err(Failure::new(format!(
+            "process {listener}, which listens, has ended"
+        ))),
     }
 }
 
