@@ -36,11 +36,13 @@ mod top;
 mod uml;
 mod verify;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use vnplug::{Client, DEFAULT_SOCKET};
+use vnplug_os::service::{log_line, logs_to_journal};
 
 use crate::failure::Failure;
 
@@ -137,7 +139,12 @@ enum Action {
 }
 
 fn main() -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::new().filter_or("VNPLUG_LOG", "warn")).init();
+    let environment = env_logger::Env::new().filter_or("VNPLUG_LOG", "warn");
+    let mut logger = env_logger::Builder::from_env(environment);
+    if logs_to_journal() {
+        logger.format(|line, record| writeln!(line, "{}", log_line(record)));
+    }
+    logger.init();
     let arguments = Arguments::parse_from(extcap::arguments(std::env::args_os()));
     // A program in the sandbox keeps the limits that it was given.
     if !matches!(arguments.command, Action::Sandbox(_)) {
@@ -193,7 +200,7 @@ fn main() -> ExitCode {
     outcome.unwrap_or_else(|failure| {
         let line = failure.line();
         if !line.is_empty() {
-            out::note(&line);
+            out::say(log::Level::Error, &line);
         }
         failure.exit_code()
     })

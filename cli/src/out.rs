@@ -3,6 +3,9 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use log::Level;
+use vnplug_os::service::marked;
+
 use crate::failure::Failure;
 use crate::text::escape;
 
@@ -26,8 +29,19 @@ pub(crate) fn raw(text: &str) -> Result<(), Failure> {
 
 /// Writes one line to stderr, escaped; if that fails there is nobody left to tell.
 pub(crate) fn note(line: &str) {
+    say(Level::Info, line);
+}
+
+/// Writes one line of something that went wrong to stderr, as [`note`].
+pub(crate) fn warn(line: &str) {
+    say(Level::Warn, line);
+}
+
+/// Writes one line to stderr, as [`note`]; in the journal it has the priority of this level.
+pub(crate) fn say(level: Level, line: &str) {
+    let text = marked(level, &format!("vnplug: {}", escape(line)));
     // In one piece: a program in the sandbox writes there, too.
-    let _ = io::stderr().write_all(format!("vnplug: {}\n", escape(line)).as_bytes());
+    let _ = io::stderr().write_all((text + "\n").as_bytes());
 }
 
 /// True if stdout is a terminal.

@@ -110,7 +110,7 @@ pub(crate) struct Record {
     /// Stop after this time
     #[arg(short = 't', long, value_name = "TIME", value_parser = text::duration)]
     seconds: Option<Duration>,
-    /// How often to print a progress line; 0 = never [default: 1s on a terminal, else never]
+    /// How often to print a progress line; 0 = never [default: 1s on a terminal, else 10s and only if packets were lost]
     #[arg(long, value_name = "TIME", value_parser = text::duration)]
     report: Option<Duration>,
     /// Also make the missing parent directories of --to
@@ -196,7 +196,11 @@ impl Record {
             waiting();
         }
         let status = report::ending(EACH, waiting, || session.finish());
-        out::note(&report::summary(&status));
+        let summary = report::summary(&status);
+        match status.lost() + status.gaps {
+            0 => out::note(&summary),
+            _ => out::warn(&summary),
+        }
         if self.json {
             out::raw(&status::line(&status))?;
         }
@@ -239,7 +243,7 @@ impl Record {
                     return Err(twice(device));
                 }
                 if snaplen == 0 && port.snaplen() < LONGEST {
-                    out::note(&format!(
+                    out::warn(&format!(
                         "{device}: packets longer than {} bytes are cut, as this ring takes no longer ones; a \
                          --ring of 1M takes all",
                         grouped(port.snaplen().into())

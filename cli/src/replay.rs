@@ -162,13 +162,13 @@ impl Replay {
 
     fn tell(&self, report: &Report, host: Option<&Counted>, longest: &str) -> Result<(), Failure> {
         for (path, at) in &report.torn {
-            out::note(&escape(&format!(
+            out::warn(&escape(&format!(
                 "{}: ends within the block at byte {at}; what is whole was sent",
                 path.display()
             )));
         }
         for error in &report.failed {
-            out::note(&escape(&format!(
+            out::warn(&escape(&format!(
                 "{error}; what comes before was sent, the rest of the file was not"
             )));
         }

@@ -94,7 +94,7 @@ impl Attach {
         let forgotten = attach::forget(&mut client, &self.vm.name, spec.owner)
             .or_else(|_| attach::forget(&mut connect()?, &self.vm.name, spec.owner));
         if let Err(failure) = forgotten {
-            out::note(&format!(
+            out::warn(&format!(
                 "{}: the daemon did not forget it: {}",
                 self.vm.name,
                 failure.line()
@@ -224,7 +224,7 @@ impl Link {
                 fds.get(1).is_some_and(|fd| !fd.revents().is_empty())
             };
             if gone {
-                out::note(&format!(
+                out::warn(&format!(
                     "{}: the daemon went away, waiting for it",
                     self.spec.name
                 ));

@@ -11,6 +11,7 @@ use vnplug::Client;
 use vnplug_e2e::daemon::{Daemon, program};
 use vnplug_e2e::recorder::{packets_by_capinfos, segments};
 use vnplug_e2e::station::Running;
+use vnplug_e2e::stopped::Stopped;
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::{PATIENT, Wire};
 use vnplug_e2e::{Lab, Netns};
@@ -187,6 +188,72 @@ fn a_daemon_is_ready_when_it_answers() {
     assert!(devices.iter().any(|it| it.name == "host:lab"));
     assert_eq!(status, "Serving");
     manager.ends(&mut service);
+}
+
+/// A program whose standard error is the journal's, as its environment says.
+fn in_journal(name: &str) -> Command {
+    let script = "export JOURNAL_STREAM=$(stat -L -c %d:%i /proc/self/fd/2); exec \"$@\"";
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", script, "sh"])
+        .arg(program(name).unwrap());
+    command
+}
+
+/// What a command says that fails.
+fn says(mut command: Command, lab: &Lab, words: &[&str]) -> String {
+    command.args(words);
+    let mut running = Running::start(command, lab, "fails").unwrap();
+    eventually("it ends", || running.status().is_some());
+    assert!(!running.status().unwrap().success());
+    running.errors()
+}
+
+#[test]
+fn in_the_journal_what_services_say_has_its_priority() {
+    let wire = Wire::new("1500", &["--source", PATIENT]);
+    let socket = wire.daemon.socket();
+    let none = wire.lab.dir().join("none");
+    let none = none.to_str().unwrap();
+    let remote = ["--listen", "0.0.0.0:0"];
+    for (name, words) in [
+        ("vnplugd", &["--config", none][..]),
+        ("vnplug", &["--socket", none, "tap", "host:none"]),
+        ("vnplug-web", &remote),
+        ("vnplug-metrics", &remote),
+    ] {
+        let marked = says(in_journal(name), &wire.lab, words);
+        let error = format!("<3>{name}: ");
+        assert!(marked.starts_with(&error), "{marked}");
+        // The control: elsewhere nothing is marked.
+        let plain = says(Command::new(program(name).unwrap()), &wire.lab, words);
+        assert!(plain.starts_with(&error[3..]), "{plain}");
+    }
+
+    // A recorder that loses packets warns, though it was not asked to report.
+    let mut command = in_journal("vnplug");
+    command
+        .arg("--socket")
+        .arg(socket)
+        .args(["record", "wire1"]);
+    command.args(["--ring", "64K", "--to"]);
+    command.arg(wire.lab.dir().join("rec"));
+    let recorder = Running::start(command, &wire.lab, "record").unwrap();
+    eventually("it records", || recorder.errors().contains("recording"));
+    let stopped = Stopped::new(&[recorder.pid()]);
+    let frames = 5_000;
+    wire.send(&Stream::new("wire0", frames));
+    wire.read(frames);
+    drop(stopped);
+    // Which lost it is told with the next packet.
+    wire.send(&Stream::new("wire0", 1));
+    let marks = |of: &str| -> Vec<String> {
+        let said = recorder.errors();
+        let lines = said.lines().filter(|line| line.contains(of));
+        lines.map(|line| line[..3].to_owned()).collect()
+    };
+    eventually("it warns", || marks(" lost").contains(&"<4>".to_owned()));
+    assert_eq!(marks("recording since"), ["<6>"]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
-use vnplug_os::service::{logs_to_journal, priority};
+use vnplug_os::service::{log_line, logs_to_journal, marked};
 use vnplugd::config::{Arguments, Config};
 use vnplugd::daemon;
 
@@ -25,10 +25,7 @@ fn main() -> ExitCode {
     let mut logger = env_logger::Builder::new();
     logger.filter_level(level).parse_default_env();
     if logs_to_journal() {
-        logger.format(|line, record| {
-            let (level, target) = (priority(record.level()), record.target());
-            writeln!(line, "<{level}>{target}: {}", record.args())
-        });
+        logger.format(|line, record| writeln!(line, "{}", log_line(record)));
     }
     logger.init();
     let run = |config: Config| match (arguments.check, arguments.reload) {
@@ -39,8 +36,8 @@ fn main() -> ExitCode {
     match Config::load(arguments.clone()).and_then(run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(text) => {
-            let mark = if logs_to_journal() { "<3>" } else { "" };
-            eprintln!("{mark}vnplugd: {text}");
+            let line = format!("vnplugd: {text}");
+            eprintln!("{}", marked(log::Level::Error, &line));
             ExitCode::FAILURE
         }
     }

@@ -13,6 +13,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -163,8 +164,13 @@ fn watchdog(usec: Option<OsString>, pid: Option<OsString>, own: u32) -> Option<D
     Some(Duration::from_micros(usec))
 }
 
-/// Whether standard error is the journal's, which reads a priority in `<N>` at the begin of a line.
+/// Whether standard error is the journal's, which reads a priority in `<N>` at the begin of a line (`sd-daemon(3)`).
 pub fn logs_to_journal() -> bool {
+    static DOES: OnceLock<bool> = OnceLock::new();
+    *DOES.get_or_init(is_journal)
+}
+
+fn is_journal() -> bool {
     let stderr = std::fs::metadata("/proc/self/fd/2");
     let Some((stream, file)) = env::var("JOURNAL_STREAM").ok().zip(stderr.ok()) else {
         return false;
@@ -172,8 +178,28 @@ pub fn logs_to_journal() -> bool {
     stream == format!("{}:{}", file.dev(), file.ino())
 }
 
+/// Text for standard error; in the journal its lines have the priority of this level.
+pub fn marked(level: log::Level, text: &str) -> String {
+    match logs_to_journal() {
+        true => with_priority(level, text),
+        false => text.to_owned(),
+    }
+}
+
+/// What the journal is told of a record of the log: the level is its priority, and the time is its own.
+pub fn log_line(record: &log::Record<'_>) -> String {
+    let text = format!("{}: {}", record.target(), record.args());
+    with_priority(record.level(), &text)
+}
+
+fn with_priority(level: log::Level, text: &str) -> String {
+    let mark = format!("<{}>", priority(level));
+    // What follows a line feed is a line of the journal's, too.
+    mark.clone() + &text.replace('\n', &format!("\n{mark}"))
+}
+
 /// The journal's number for a level of the log.
-pub fn priority(level: log::Level) -> u8 {
+fn priority(level: log::Level) -> u8 {
     match level {
         log::Level::Error => 3,
         log::Level::Warn => 4,
@@ -192,6 +218,20 @@ mod tests {
 
     fn manager(path: &OsStr) -> Manager {
         Manager::new(path, None).unwrap()
+    }
+
+    #[test]
+    fn each_line_has_its_priority() {
+        use log::Level;
+        assert_eq!(with_priority(Level::Info, "it reads"), "<6>it reads");
+        assert_eq!(with_priority(Level::Warn, "lost\n7"), "<4>lost\n<4>7");
+        assert_eq!(with_priority(Level::Error, ""), "<3>");
+        let mut record = log::Record::builder();
+        record.level(Level::Debug).target("port");
+        let line = log_line(&record.args(format_args!("it is open")).build());
+        assert_eq!(line, "<7>port: it is open");
+        // What a test writes goes to no journal.
+        assert_eq!(marked(Level::Error, "a\nb"), "a\nb");
     }
 
     #[test]

@@ -47,7 +47,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use log::Level;
 use vnplug::DEFAULT_SOCKET;
+use vnplug_os::service::{log_line, logs_to_journal, marked};
 use vnplug_store::extract::{captures, raise_open_files};
 
 use crate::gate::Gate;
@@ -114,10 +116,7 @@ pub use metrics::main as metrics;
 
 /// The program vnplug-web.
 pub fn page() -> ExitCode {
-    env_logger::Builder::from_env(
-        env_logger::Env::new().filter_or("VNPLUG_LOG", "warn,access=info"),
-    )
-    .init();
+    log_to_stderr("warn,access=info");
     raise_open_files();
     let arguments = Arguments::parse();
     let done = match (&arguments.svg, &arguments.new_token) {
@@ -128,7 +127,7 @@ pub fn page() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            note("vnplug-web", &error);
+            note(Level::Error, "vnplug-web", &error);
             ExitCode::FAILURE
         }
     }
@@ -174,6 +173,7 @@ fn new_token(name: &str) -> Result<(), String> {
     let (token, line) = users::new_token(name)?;
     writeln!(io::stdout(), "{token}").map_err(|error| error.to_string())?;
     note(
+        Level::Info,
         "vnplug-web",
         "this is the token, which is nowhere else; for the file of --tokens:",
     );
@@ -195,7 +195,7 @@ fn picture(places: &[PathBuf], file: &Path) -> Result<(), String> {
     table.refresh(FOREVER);
     let timeline = table.timeline(None, None, PICTURE_BINS);
     for problem in &timeline.problems {
-        note("vnplug-web", problem);
+        note(Level::Warn, "vnplug-web", problem);
     }
     let names: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
     let svg = picture::svg(&timeline, &names.join(", "));
@@ -210,9 +210,20 @@ fn picture(places: &[PathBuf], file: &Path) -> Result<(), String> {
     }
 }
 
+/// Writes the log to stderr from now on: what `VNPLUG_LOG` says, or else this.
+fn log_to_stderr(filter: &str) {
+    let environment = env_logger::Env::new().filter_or("VNPLUG_LOG", filter);
+    let mut logger = env_logger::Builder::from_env(environment);
+    if logs_to_journal() {
+        logger.format(|line, record| writeln!(line, "{}", log_line(record)));
+    }
+    logger.init();
+}
+
 /// One line on stderr; if that fails there is nobody left to tell.
-fn note(program: &str, line: &str) {
-    let _ = writeln!(io::stderr(), "{program}: {}", escape(line));
+fn note(level: Level, program: &str, line: &str) {
+    let text = marked(level, &format!("{program}: {}", escape(line)));
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 const FOREVER: Duration = Duration::from_secs(30 * 86_400);

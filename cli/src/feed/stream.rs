@@ -62,7 +62,7 @@ pub(super) fn follow(server: &str, once: bool, sink: &mut Sink<'_>) -> Result<()
                 let why = why.unwrap_or_else(|| "it ended".into());
                 // A server that is away for hours is told once.
                 if why != told {
-                    out::note(&escape(&format!("{server}: {why}; trying again")));
+                    out::warn(&escape(&format!("{server}: {why}; trying again")));
                     told = why;
                 }
             }

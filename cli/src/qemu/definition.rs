@@ -148,7 +148,7 @@ impl Attach {
                 .is_ok_and(|own| own.is_empty())
         {
             client.detach_own_vm(name, owner).unwrap_or_else(|error| {
-                out::note(&format!("{name}: the daemon did not forget it: {error}"));
+                out::warn(&format!("{name}: the daemon did not forget it: {error}"));
             });
         }
         let is_new = done?;

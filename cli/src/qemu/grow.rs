@@ -150,7 +150,7 @@ fn serve(
                     if error.is_empty() {
                         out::line(&format!("{vm}: plugged {} KiB ({number})", len >> 10))?;
                     } else {
-                        out::note(&format!("{vm}: {error}"));
+                        out::warn(&format!("{vm}: {error}"));
                     }
                     Grow::Plugged { number, error }
                 }
@@ -162,7 +162,7 @@ fn serve(
                     if error.is_empty() {
                         out::line(&format!("{vm}: took out {number}"))?;
                     } else {
-                        out::note(&format!("{vm}: {error}"));
+                        out::warn(&format!("{vm}: {error}"));
                     }
                     Grow::Unplugged { number, error }
                 }

@@ -165,7 +165,7 @@ impl Attach {
                     true => "nothing is left here",
                     false => "the QEMU that waits cannot let go of its devices: end it",
                 };
-                out::note(&format!("{name}: the machine does not come; {what}"));
+                out::warn(&format!("{name}: the machine does not come; {what}"));
                 Ok(OK)
             }
             Err(error) => {
@@ -217,7 +217,7 @@ impl Attach {
     pub(super) fn forget(&self, client: &mut Client, owner: u64) {
         let name = &self.vm.name;
         if let Err(error) = client.detach_own_vm(name, owner) {
-            out::note(&format!("{name}: the daemon did not forget it: {error}"));
+            out::warn(&format!("{name}: the daemon did not forget it: {error}"));
         }
     }
 }

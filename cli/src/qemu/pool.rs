@@ -82,7 +82,7 @@ impl Attach {
             if missing.len() == parts.len() {
                 // Nothing of this VM was here before, so the daemon need not know it either.
                 client.detach_own_vm(name, owner).unwrap_or_else(|error| {
-                    out::note(&format!("{name}: the daemon did not forget it: {error}"));
+                    out::warn(&format!("{name}: the daemon did not forget it: {error}"));
                 });
             }
             return Err(failure);

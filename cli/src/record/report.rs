@@ -11,53 +11,72 @@ use crate::text::{counted, grouped};
 
 /// Says how it goes, now and then.
 pub(super) struct Reports {
-    every: Option<Duration>,
+    every: Duration,
+    /// Only if packets were lost since.
+    of_losses: bool,
     at: Instant,
     before: (u64, u64),
+    /// Packets that were lost, and gaps of unknown size.
+    lost: (u64, u64),
 }
 
 impl Reports {
     pub(super) fn new(every: Option<Duration>) -> Self {
         use std::io::IsTerminal;
-        let every = every.or_else(|| {
-            std::io::stderr()
-                .is_terminal()
-                .then_some(Duration::from_secs(1))
-        });
+        let of_losses = every.is_none() && !std::io::stderr().is_terminal();
+        let unasked = if of_losses { LOSSES } else { ONCE_A_SECOND };
         Self {
-            every: every.filter(|every| !every.is_zero()),
+            every: every.unwrap_or(unasked),
+            of_losses,
             at: Instant::now(),
             before: (0, 0),
+            lost: (0, 0),
         }
     }
 
     pub(super) fn tick(&mut self, now: Instant, status: impl FnOnce() -> Status) {
-        let Some(every) = self.every else { return };
         let passed = now.saturating_duration_since(self.at);
-        if passed < every {
+        if self.every.is_zero() || passed < self.every {
             return;
         }
         let status = status();
+        let lost = (status.lost(), status.gaps);
+        let loses = lost != self.lost;
+        if loses || !self.of_losses {
+            self.say(&status, passed, loses);
+        }
+        self.at = now;
+        self.before = (status.taken, status.taken_bytes);
+        self.lost = lost;
+    }
+
+    fn say(&self, status: &Status, passed: Duration, loses: bool) {
         let per_second = |count: u64, before: u64| (count - before) as f64 / passed.as_secs_f64();
         let packets = per_second(status.taken, self.before.0);
         let bytes = per_second(status.taken_bytes, self.before.1);
-        out::note(&format!(
+        let line = format!(
             "{}, {} packets/s, {:.1} MB/s, {} lost{}, {}{}{}{}{}",
             counted(status.taken, "packet"),
             grouped(packets as u64),
             bytes / 1e6,
             grouped(status.lost()),
-            gaps(&status),
-            mark(&status),
-            duplicates(&status),
-            events(&status),
-            closed::told(&status),
-            paused(&status),
-        ));
-        self.at = now;
-        self.before = (status.taken, status.taken_bytes);
+            gaps(status),
+            mark(status),
+            duplicates(status),
+            events(status),
+            closed::told(status),
+            paused(status),
+        );
+        match loses {
+            true => out::warn(&line),
+            false => out::note(&line),
+        }
     }
 }
+
+/// How often it reports by itself: on a terminal, and elsewhere if packets were lost.
+const ONCE_A_SECOND: Duration = Duration::from_secs(1);
+const LOSSES: Duration = Duration::from_secs(10);
 
 /// `durable up to packet N (TIME)`.
 fn mark(status: &Status) -> String {

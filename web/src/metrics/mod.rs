@@ -32,8 +32,8 @@ use vnplug_os::service::Manager;
 use crate::api::Refusal;
 use crate::ask::Asked;
 use crate::connections::{self, CONNECTIONS};
-use crate::note;
 use crate::server::{add_headers, objection};
+use crate::{log_to_stderr, note};
 
 /// Shows the daemon's counters to Prometheus
 #[derive(Debug, Parser)]
@@ -70,11 +70,11 @@ struct Arguments {
 
 /// The program vnplug-metrics.
 pub fn main() -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::new().filter_or("VNPLUG_LOG", "warn")).init();
+    log_to_stderr("warn");
     match serve(Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            note(NAME, &error);
+            note(log::Level::Error, NAME, &error);
             ExitCode::FAILURE
         }
     }
