@@ -191,7 +191,7 @@ fn what_serves_a_client_ends_with_the_one_that_listens_also_if_that_is_killed() 
     let mut daemon = Daemon::start(&lab, None, &["--switch", "far"]).unwrap();
     let mut dump = Command::new(program("vnplug").unwrap());
     dump.arg("--socket").arg(daemon.socket());
-    dump.args(["dump", "host:far", "--listen", "0"]);
+    dump.args(["dump", "--listen", "0", "--", "host:far"]);
     let dump = Running::start(dump, &lab, "dump").unwrap();
     let address = dump.listens_at();
     let clients = [(); 2].map(|()| TcpStream::connect(&address).unwrap());

@@ -39,19 +39,21 @@ pub(crate) fn serve(address: SocketAddr, more: &[&str]) -> Outcome {
     out::note(&format!("listening at {address}"));
     let signals = sys::signals_as_fd()?;
     let mut clients: Vec<Client> = Vec::new();
+    let mut has_room = true;
     while !has_news(&signals)? {
-        wait(&signals, &listener, &clients)?;
+        wait(&signals, has_room.then_some(&listener), &clients)?;
         clients.retain_mut(|client| !client.has_left());
-        while let Some((stream, from)) = accepted(&listener)? {
+        has_room = true;
+        while let Some((stream, from)) = accepted(&listener, &mut has_room)? {
             if clients.len() >= MOST_CLIENTS {
-                out::note(&format!(
+                out::warn(&format!(
                     "{from}: refused, {MOST_CLIENTS} clients read already"
                 ));
                 continue;
             }
             match Client::start(stream, from, more) {
                 Ok(client) => clients.push(client),
-                Err(error) => out::note(&format!("{from}: {error}")),
+                Err(error) => out::warn(&format!("{from}: {error}")),
             }
         }
     }
@@ -70,10 +72,10 @@ impl Client {
     fn start(stream: TcpStream, from: SocketAddr, more: &[&str]) -> std::io::Result<Self> {
         stream.set_nonblocking(false)?;
         let given: OwnedFd = stream.try_clone()?.into();
+        let said = more.iter().map(OsString::from);
+        let said = said.chain([format!("--served-by={}", std::process::id()).into()]);
         let server = external::own()
-            .args(arguments(std::env::args_os().skip(1)))
-            .args(more)
-            .arg(format!("--served-by={}", std::process::id()))
+            .args(arguments(std::env::args_os().skip(1), said))
             .stdin(Stdio::null())
             .stdout(given)
             .spawn()?;
@@ -133,25 +135,40 @@ pub(crate) fn end_with(listener: u32) -> Result<(), Failure> {
     }
 }
 
-/// What this process was told, without that it listens.
-fn arguments(all: impl Iterator<Item = OsString>) -> Vec<OsString> {
+/// What this process was told, without that it listens, and with `more`.
+fn arguments(
+    all: impl Iterator<Item = OsString>,
+    more: impl Iterator<Item = OsString>,
+) -> Vec<OsString> {
     let mut is_value = false;
-    all.filter(|word| {
+    let left = all.filter(|word| {
         let was_value = std::mem::take(&mut is_value);
         let text = word.to_string_lossy();
         is_value = !was_value && text == "--listen";
         // Whoever does not listen may not be told where it may.
         let is_flag = text.starts_with("--listen=") || text == "--allow-remote";
         !was_value && !is_value && !is_flag
-    })
-    .collect()
+    });
+    let mut left: Vec<_> = left.collect();
+    // NB: behind `--` nothing is an option.
+    let end = left.iter().position(|word| word == "--");
+    let at = end.unwrap_or(left.len());
+    left.splice(at..at, more);
+    left
 }
 
-fn accepted(listener: &TcpListener) -> Result<Option<(TcpStream, SocketAddr)>, Failure> {
+/// Who has connected, if somebody has and there is room for one more descriptor.
+fn accepted(
+    listener: &TcpListener,
+    has_room: &mut bool,
+) -> Result<Option<(TcpStream, SocketAddr)>, Failure> {
     match listener.accept() {
         Ok(found) => Ok(Some(found)),
-        // Whoever comes after is served when a client has left.
-        Err(error) if error.raw_os_error() == Some(libc::EMFILE) => Ok(None),
+        // Whoever comes after is served when a client has left, or the machine has room again.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+            *has_room = false;
+            Ok(None)
+        }
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(None),
         // It left before it was accepted.
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionAborted => Ok(None),
@@ -159,11 +176,15 @@ fn accepted(listener: &TcpListener) -> Result<Option<(TcpStream, SocketAddr)>, F
     }
 }
 
-fn wait(signals: &OwnedFd, listener: &TcpListener, clients: &[Client]) -> Result<(), Failure> {
-    let mut waited = vec![
-        PollFd::new(signals, PollFlags::IN),
-        PollFd::new(listener, PollFlags::IN),
-    ];
+/// Waits until something is to be done; for a second at most. NB: not for a listener if nobody can be accepted. It would be
+/// ready at once, again and again.
+fn wait(
+    signals: &OwnedFd,
+    listener: Option<&TcpListener>,
+    clients: &[Client],
+) -> Result<(), Failure> {
+    let mut waited = vec![PollFd::new(signals, PollFlags::IN)];
+    waited.extend(listener.map(|it| PollFd::new(it, PollFlags::IN)));
     waited.extend(
         clients
             .iter()
@@ -212,14 +233,18 @@ mod tests {
     #[test]
     fn who_serves_is_told_everything_but_to_listen() {
         for (told, left) in [
-            ("dump a --listen 1 -f x", "dump a -f x"),
-            ("dump --listen=1 a", "dump a"),
-            ("dump a --allow-remote --listen [::]:1", "dump a"),
-            ("--socket /s dump a --listen --listen", "--socket /s dump a"),
+            ("dump a --listen 1 -f x", "dump a -f x --x=1"),
+            ("dump --listen=1 a", "dump a --x=1"),
+            ("dump a --allow-remote --listen [::]:1", "dump a --x=1"),
+            (
+                "--socket /s dump a --listen --listen",
+                "--socket /s dump a --x=1",
+            ),
+            ("dump --listen 1 -- a", "dump --x=1 -- a"),
         ] {
-            let words = told.split(' ').map(OsString::from);
-            let expected: Vec<OsString> = left.split(' ').map(OsString::from).collect();
-            assert_eq!(arguments(words), expected, "{told}");
+            let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
+            let given = arguments(words(told).into_iter(), words("--x=1").into_iter());
+            assert_eq!(given, words(left), "{told}");
         }
     }
 }
