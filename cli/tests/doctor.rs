@@ -108,25 +108,26 @@ fn faults_of_an_interface_are_found_and_mended_by_what_it_says() {
 fn little_locked_memory_is_found() {
     let ask = |limit: &str| {
         let doctor = format!(
-            "ulimit -l {limit}; exec {} --socket /nonexistent/vnplug.sock doctor --role guest --json",
+            "ulimit -l {limit} && exec {} --socket /nonexistent/vnplug.sock doctor --role host --json",
             env!("CARGO_BIN_EXE_vnplug")
         );
         let said = Command::new("sh").args(["-c", &doctor]).output().unwrap();
-        let said: Value = serde_json::from_slice(&said.stdout).unwrap();
-        assert_eq!(state(&said, "agent"), "FAIL");
-        said["checks"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .find(|it| it["name"] == "memlock")
-            .unwrap()
-            .clone()
+        // A machine may not let root have more than it has.
+        let said: Value = serde_json::from_slice(&said.stdout).ok()?;
+        assert_eq!(state(&said, "daemon"), "FAIL");
+        let mut all = said["checks"].as_array().unwrap().iter();
+        all.find(|it| it["name"] == "memlock").cloned()
     };
-    let little = ask("64");
-    // A daemon or an agent of another test has limits of its own.
-    if little["text"].as_str().unwrap().starts_with("this shell") {
+    let little = ask("64").unwrap();
+    // A daemon of another test has limits of its own.
+    let text = little["text"].as_str().unwrap();
+    if !text.starts_with("the daemon") {
+        assert!(text.starts_with("no daemon runs"), "{little}");
         assert_eq!(little["state"], "warn", "{little}");
-        assert_eq!(ask("unlimited")["state"], "ok");
+        match ask("unlimited") {
+            Some(all) => assert_eq!(all["state"], "ok", "{all}"),
+            None => eprintln!("skipped: this machine raises no limit of locked memory"),
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::num::NonZeroU64;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
+use vnplug::Client;
 use vnplug_e2e::attached::{AttachedUml, agent, everything, image};
 use vnplug_e2e::daemon::{Daemon, counted, program, value};
 use vnplug_e2e::traffic::{Sending, Stream};
@@ -141,6 +142,84 @@ fn one_call_says_why_a_sensor_sees_nothing() {
     );
     let verdict = said["verdict"].as_str().unwrap();
     assert!(verdict.contains("wire0 is down"), "{verdict}");
+}
+
+/// The names of all checks that were made.
+fn names(said: &Value) -> Vec<&str> {
+    let all = said["checks"].as_array().unwrap().iter();
+    all.map(|it| it["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn an_interface_of_a_container_is_looked_at_from_its_namespace_alone() {
+    let lab = Lab::new().unwrap();
+    let (here, there) = (Netns::new().unwrap(), Netns::new().unwrap());
+    // Both have an interface of this name, and frames come to that of the host.
+    here.veth("wire0", "wire1").unwrap();
+    there.veth("wire0", "wire1").unwrap();
+    let source = format!("c1=af_packet:wire0,netns={}", there.name());
+    let args = ["--source", &source, "--source", "wire1"];
+    let daemon = Daemon::start(&lab, Some(&here), &args).unwrap();
+    let _talk = talk(&here);
+    let sends = |it: &Counted| it.name == "wire1" && value(it, "nic_tx_frames") > 0;
+    eventually("frames go", || daemon.counters().iter().any(sends));
+    let note = format!("netns-{}", there.name());
+    let (said, traffic) = ask(&here, &daemon);
+    assert!(!names(&said).contains(&"link-wire0"), "{said}");
+    assert!(check(&said, "link-wire1").starts_with("ok"), "{said}");
+    assert!(!traffic.contains("c1"), "{traffic}");
+    let told = check(&said, &note);
+    assert!(told.starts_with("skipped: not looked at"), "{told}");
+
+    // The command that it names, with this build's program.
+    let (_, command) = told.rsplit_once("as root: ").unwrap();
+    let command = command.replace(
+        "vnplug ",
+        &format!("{} ", program("vnplug").unwrap().display()),
+    );
+    let command = format!("{command} --role host --json");
+    let said = Command::new("sh").args(["-c", &command]).output().unwrap();
+    let said: Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert!(check(&said, "link-wire0").starts_with("ok"), "{said}");
+    assert!(!names(&said).contains(&note.as_str()), "{said}");
+    let traffic = check(&said, "traffic");
+    assert!(traffic.contains("nothing comes to wire0"), "{traffic}");
+}
+
+#[test]
+fn the_interface_of_an_uplink_is_looked_at_also_when_it_is_gone() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("up0", "far0").unwrap();
+    let daemon = Daemon::start(&lab, Some(&netns), &["--switch", "lan0,uplink=up0"]).unwrap();
+    let link = |expected: &str| {
+        let (said, _) = ask(&netns, &daemon);
+        let link = check(&said, "link-up0");
+        assert!(link.starts_with(expected), "{link}");
+        assert!(names(&said).contains(&"mtu-up0"), "{said}");
+    };
+    link("ok");
+    netns.ip(&["link", "set", "up0", "down"]).unwrap();
+    link("FAIL: up0 is down");
+    netns.ip(&["link", "delete", "up0"]).unwrap();
+    link("FAIL: there is no interface up0");
+}
+
+#[test]
+fn a_generator_that_waits_or_falls_behind_is_no_fault() {
+    let lab = Lab::new().unwrap();
+    let sources = ["held=gen,pps=10,start=attach", "busy=gen,pps=100000000"];
+    let args = ["--source", sources[0], "--source", sources[1]];
+    let netns = Netns::new().unwrap();
+    let daemon = Daemon::start(&lab, Some(&netns), &args).unwrap();
+    let is = |state: &str| {
+        let mut client = Client::connect_to(&daemon.socket()).unwrap();
+        client.devices().unwrap().iter().any(|it| it.state == state)
+    };
+    eventually("one waits, one is behind", || is("waiting") && is("behind"));
+    let (said, _) = ask(&netns, &daemon);
+    let sources = check(&said, "sources");
+    assert!(sources.starts_with("ok: "), "{sources}");
 }
 
 #[test]

@@ -5,14 +5,10 @@ use std::ops::RangeInclusive;
 use super::check::{Check, Finding};
 use super::machine::{self, Machine};
 
-/// Files of a process that has the socket of readers.
-const SERVERS: [&str; 2] = ["vnplugd", "vnplug"];
-
 pub(super) fn checks() -> Vec<Check> {
     vec![
         Check::new("clock", clock),
         Check::new("tun", tun),
-        Check::new("memlock", memlock),
         Check::new("cpus", cpus),
         Check::new("apparmor", apparmor),
     ]
@@ -45,30 +41,6 @@ fn tun(machine: &Machine) -> Finding {
         )
         .fixed_by(|_| machine::run("modprobe", &["tun"])),
     }
-}
-
-/// Locked memory: packet memory of AF_XDP, and eBPF maps before Linux 5.11.
-fn memlock(machine: &Machine) -> Finding {
-    let server = SERVERS.into_iter().find_map(|it| machine.process(it));
-    let (limits, of) = match &server {
-        Some(pid) => (format!("/proc/{pid}/limits"), "the daemon"),
-        None => ("/proc/self/limits".to_owned(), "this shell"),
-    };
-    let text = machine.read(&limits).unwrap_or_default();
-    let line = text
-        .lines()
-        .find_map(|it| it.strip_prefix("Max locked memory"));
-    let Some(limit) = line.and_then(|it| it.split_whitespace().next()) else {
-        return Finding::skipped(format!("{limits} does not say"));
-    };
-    let bytes = limit.parse::<u64>().unwrap_or(u64::MAX);
-    if bytes >= ENOUGH_LOCKED {
-        return Finding::ok(format!("{of} may lock {limit} bytes"));
-    }
-    Finding::warn(
-        format!("{of} may lock {limit} bytes only: an AF_XDP source may get no packet memory"),
-        "LimitMEMLOCK=infinity in the unit (`systemctl edit vnplugd`), or `ulimit -l unlimited` before it",
-    )
 }
 
 /// tcpdump's profile. It has to take "disconnected" paths: the ring's memory comes from a service with mounts of its own.
@@ -221,6 +193,3 @@ fn spans(list: &str) -> impl Iterator<Item = RangeInclusive<u32>> {
         Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
     })
 }
-
-/// A source's packet memory is 16 MiB and more.
-const ENOUGH_LOCKED: u64 = 256 << 20;

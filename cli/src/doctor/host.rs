@@ -14,6 +14,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check::new("bpf", bpf),
         Check::new("bpf-jit", bpf_jit),
         Check::new("bpf-filesystem", bpf_filesystem),
+        Check::new("memlock", memlock),
         Check::new("shared-memory", shared_memory),
         Check::new("huge-pages", huge_pages),
     ]
@@ -190,6 +191,35 @@ fn is_ordinary(machine: &Machine) -> bool {
     has_threads == Some(true) && all.all(|it| it)
 }
 
+/// Locked memory of the daemon, or of one that this shell would start: packet memory of AF_XDP, and eBPF maps before
+/// Linux 5.11. No agent and no reader locks any.
+fn memlock(machine: &Machine) -> Finding {
+    let (limits, of) = match machine.process("vnplugd") {
+        Some(pid) => (format!("/proc/{pid}/limits"), "the daemon"),
+        None => (
+            "/proc/self/limits".to_owned(),
+            "no daemon runs, and one that this shell starts",
+        ),
+    };
+    let text = machine.read(&limits).unwrap_or_default();
+    let line = text
+        .lines()
+        .find_map(|it| it.strip_prefix("Max locked memory"));
+    let Some(limit) = line.and_then(|it| it.split_whitespace().next()) else {
+        return Finding::skipped(format!("{limits} does not say"));
+    };
+    let bytes = limit.parse::<u64>().unwrap_or(u64::MAX);
+    if bytes >= ENOUGH_LOCKED {
+        return Finding::ok(format!("{of} may lock {limit} bytes"));
+    }
+    Finding::warn(
+        format!("{of} may lock {limit} bytes only: an AF_XDP source may get no packet memory"),
+        "LimitMEMLOCK=infinity in the unit (`systemctl edit vnplugd`), or `ulimit -l unlimited` before it",
+    )
+}
+
+/// A source's packet memory is 16 MiB and more.
+const ENOUGH_LOCKED: u64 = 256 << 20;
 /// include/uapi/linux/capability.h: number 39.
 const CAP_BPF: u64 = 1 << 39;
 /// The default pool of a VM.

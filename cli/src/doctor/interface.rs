@@ -1,4 +1,4 @@
-//! Checks of a network interface that is, or may become, a source.
+//! Checks of a network interface that is, or may become, a source, or is an uplink.
 
 use std::io;
 use std::os::unix::net::UnixDatagram;
@@ -50,6 +50,15 @@ pub(super) fn checks(name: &str) -> Vec<Check> {
     let interface = name.to_owned();
     let longest = move |machine: &Machine| longest(machine, &interface);
     all.push(Check::new(format!("mtu-{name}"), longest).after(link_check));
+    all
+}
+
+/// Those of an uplink of a switch. Merged packets are welcome there, no reader has a queue of it, and a program of the switch's
+/// own may be on it.
+pub(super) fn checks_of_uplink(name: &str) -> Vec<Check> {
+    let wanted = ["link", "ring-size", "missed", "mtu"].map(|what| format!("{what}-{name}"));
+    let mut all = checks(name);
+    all.retain(|it| wanted.contains(&it.name));
     all
 }
 

@@ -10,6 +10,7 @@ use super::Role;
 use super::check::{Check, Finding};
 use super::machine::Machine;
 use super::traffic;
+use super::wire::{Here, Wire};
 use crate::failure::Failure;
 use crate::qemu::MORE_MEMORY;
 use crate::text::grouped;
@@ -20,8 +21,12 @@ pub(super) struct Live {
     /// `daemon` or `agent`.
     server: &'static str,
     answer: Result<Answer, Refusal>,
-    /// Those of sources.
-    pub(super) interfaces: Vec<String>,
+    /// Interfaces of sources in this network namespace.
+    pub(super) wires: Vec<Wire>,
+    /// And of uplinks.
+    pub(super) uplinks: Vec<Wire>,
+    /// Interfaces in other namespaces.
+    pub(super) away: Vec<Wire>,
 }
 
 struct Answer {
@@ -35,11 +40,14 @@ pub(super) struct Refusal {
     pub(super) is_permission: bool,
 }
 
+/// What a port in quarantine needs.
+pub(super) const LEAVE_QUARANTINE: &str =
+    "end its reader and start it again; the daemon's log has more";
 /// A daemon that lives answers within milliseconds; all checks wait for this.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Asks whoever serves readers here.
-pub(super) fn ask(socket: &Path, server: &'static str) -> Live {
+pub(super) fn ask(machine: &Machine, socket: &Path, server: &'static str) -> Live {
     let ask = || -> Result<Answer, Error> {
         let mut client = Client::connect_to_within(socket, PATIENCE)?;
         Ok(Answer {
@@ -52,13 +60,27 @@ pub(super) fn ask(socket: &Path, server: &'static str) -> Live {
         is_permission: matches!(error, Error::Permission { .. }),
         text: Failure::from(error).line(),
     });
-    let devices = answer.as_ref().map(|it| it.devices.as_slice());
-    let devices = devices.unwrap_or_default().iter();
-    let interfaces = devices.filter_map(|it| traffic::interface_of(&it.description));
+    let told = answer.as_ref().ok();
+    let devices = || told.into_iter().flat_map(|it| &it.devices);
+    let sources = devices().filter_map(|it| Wire::of(&it.description));
+    let uplinks = devices().flat_map(Wire::of_uplinks);
+    let here = Here::of(machine);
+    let is_here = |it: &Wire| here.has(it);
+    let (mut wires, mut away): (Vec<_>, Vec<_>) = sources.partition(is_here);
+    let (mut uplinks, others): (Vec<_>, Vec<_>) = uplinks.partition(is_here);
+    away.extend(others);
+    // Two sources may have the same.
+    for all in [&mut wires, &mut uplinks] {
+        all.sort();
+        all.dedup();
+    }
+    uplinks.retain(|it| !wires.contains(it));
     Live {
         socket: socket.to_owned(),
         server,
-        interfaces: interfaces.map(str::to_owned).collect(),
+        wires,
+        uplinks,
+        away,
         answer,
     }
 }
@@ -70,8 +92,11 @@ impl Live {
             socket,
             server,
             answer,
+            wires,
+            uplinks,
             ..
         } = self;
+        let interfaces = [wires, uplinks].concat();
         let (answer, refusal) = match answer {
             Ok(answer) => (Some(answer), None),
             Err(refusal) => (None, Some(refusal)),
@@ -105,14 +130,7 @@ impl Live {
             all.push(Check::new("guests", move |_| guests(&vms)).after(server));
         }
         let traffic = move |machine: &Machine| {
-            traffic::look(
-                machine,
-                &socket,
-                role,
-                &self.interfaces,
-                &before,
-                &shown_devices,
-            )
+            traffic::look(machine, &socket, role, &interfaces, &before, &shown_devices)
         };
         all.push(Check::new("traffic", traffic).after("sources"));
         all
@@ -137,6 +155,11 @@ pub(super) fn unanswered(server: &str, socket: &str, refusal: &Refusal) -> Findi
     Finding::fail(format!("no {server} answers: {}", refusal.text), cure)
 }
 
+/// States of sources that need nobody. `behind`: a generator makes as many frames as it can, which are fewer than it was told.
+/// `waiting`: a file or a generator waits for its first reader, a FIFO for bytes, a port of a switch for its holder. One whose
+/// interface is not there is `missing` or `gone`.
+const WELL: [&str; 4] = ["up", "ended", "waiting", "behind"];
+
 pub(super) fn sources(role: Role, devices: &[Device]) -> Finding {
     if devices.is_empty() {
         return match role {
@@ -150,9 +173,11 @@ pub(super) fn sources(role: Role, devices: &[Device]) -> Finding {
             ),
         };
     }
+    // A word of each queue, where they differ.
+    let is_well = |it: &&Device| it.state.split(',').all(|word| WELL.contains(&word));
     let ill: Vec<_> = devices
         .iter()
-        .filter(|it| !matches!(it.state.as_str(), "up" | "ended" | "waiting"))
+        .filter(|it| !is_well(it))
         .map(|it| format!("{} is {}", it.name, it.state))
         .collect();
     match ill.is_empty() {
@@ -195,7 +220,7 @@ pub(super) fn loss(counters: &[Counted]) -> Finding {
         values.map(|(_, value)| value).sum::<u64>()
     };
     let mut told = Vec::new();
-    let (mut kernel, mut readers) = (false, false);
+    let (mut kernel, mut readers, mut quarantined) = (false, false, false);
     for one in counters {
         match one.kind.as_str() {
             "source" => {
@@ -219,16 +244,26 @@ pub(super) fn loss(counters: &[Counted]) -> Finding {
                         grouped(count)
                     ));
                 }
+                let count = lost(one, &["dropped_quarantine"]);
+                if count > 0 {
+                    quarantined = true;
+                    told.push(format!(
+                        "port {} lost {} in quarantine, its reader broke the rules of the ring",
+                        one.name,
+                        grouped(count)
+                    ));
+                }
             }
             _ => {}
         }
     }
-    let cure = match (kernel, readers) {
-        (false, false) => return Finding::ok("nothing was lost since the daemon started"),
-        (true, _) => {
+    let cure = match (kernel, readers, quarantined) {
+        (false, false, false) => return Finding::ok("nothing was lost since the daemon started"),
+        (true, ..) => {
             "more queues or threads for the source, a CPU of its own (cpus=), a larger ring (block=)"
         }
-        (false, true) => "a larger ring (--ring), a filter, several readers in a cluster",
+        (false, true, _) => "a larger ring (--ring), a filter, several readers in a cluster",
+        (false, false, true) => LEAVE_QUARANTINE,
     };
     Finding::warn(told.join("; "), cure)
 }

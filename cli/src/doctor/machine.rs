@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -44,6 +45,12 @@ impl Machine {
         self.path(path).exists()
     }
 
+    /// Which file that is. `None` if it is not there, or this user may not know.
+    pub(super) fn identity(&self, path: &str) -> Option<Identity> {
+        let file = fs::metadata(self.path(path)).ok()?;
+        Some((file.dev(), file.ino()))
+    }
+
     /// The names in a directory, sorted; none if it is not there.
     pub(super) fn names(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(path))
@@ -74,6 +81,9 @@ impl Machine {
         named.collect()
     }
 }
+
+/// What two paths to the same file share: its device and number.
+pub(super) type Identity = (u64, u64);
 
 /// Runs a program of the system.
 pub(super) fn run(program: &str, arguments: &[&str]) -> Result<(), String> {

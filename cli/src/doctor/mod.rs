@@ -12,6 +12,7 @@
 //! | `interface.rs` | checks of a network interface |
 //! | `qemu.rs` | checks of the virtual machines that run on a host |
 //! | `live.rs` | checks that ask the daemon or the agent |
+//! | `wire.rs` | the interfaces behind sources and uplinks, and whether they are in this network namespace |
 //! | `traffic.rs` | where packets stop, from the wire to the application |
 //! | `show.rs` | text and JSON |
 
@@ -27,6 +28,7 @@ mod show;
 #[cfg(test)]
 mod tests;
 mod traffic;
+mod wire;
 
 use std::path::Path;
 use std::time::Duration;
@@ -77,7 +79,7 @@ impl Doctor {
     pub(crate) fn run(self, socket: &Path) -> Outcome {
         let machine = Machine::this();
         let role = self.role.unwrap_or_else(|| role(&machine));
-        let all = || checks(role, &self.interfaces, socket);
+        let all = || checks(&machine, role, &self.interfaces, socket);
         let mut results = check::run(&machine, all(), LIMIT);
         if self.fix {
             let mut mended = false;
@@ -133,7 +135,7 @@ const SIGNS_OF_HOST: [&str; 4] = [
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// All checks for this machine, in the order of a frame's way.
-fn checks(role: Role, interfaces: &[String], socket: &Path) -> Vec<Check> {
+fn checks(machine: &Machine, role: Role, interfaces: &[String], socket: &Path) -> Vec<Check> {
     let (own, server) = match role {
         Role::Host => (
             host::checks().into_iter().chain(qemu::checks()).collect(),
@@ -141,19 +143,29 @@ fn checks(role: Role, interfaces: &[String], socket: &Path) -> Vec<Check> {
         ),
         Role::Guest => (guest::checks(), "agent"),
     };
-    let live = live::ask(socket, server);
-    let mut named = interfaces.to_vec();
-    named.extend(live.interfaces.iter().cloned());
-    named.sort();
-    named.dedup();
-    let wires = match role {
-        Role::Host => named,
-        Role::Guest => interfaces.to_vec(),
-    };
+    let live = live::ask(machine, socket, server);
+    let (mut wires, mut uplinks, mut notes) = (interfaces.to_vec(), Vec::new(), Vec::new());
+    // What a guest's host has is not the guest's to look at.
+    if role == Role::Host {
+        let name = |it: &wire::Wire| it.interface.clone();
+        wires.extend(live.wires.iter().map(name));
+        uplinks.extend(live.uplinks.iter().map(name));
+        notes = wire::notes(&live.away, socket);
+    }
+    for all in [&mut wires, &mut uplinks] {
+        all.sort();
+        all.dedup();
+    }
+    uplinks.retain(|it| !wires.contains(it));
     let of_wires = wires.iter().flat_map(|it| interface::checks(it));
+    let of_uplinks = uplinks
+        .iter()
+        .flat_map(|it| interface::checks_of_uplink(it));
     own.into_iter()
         .chain(both::checks())
         .chain(of_wires)
+        .chain(of_uplinks)
+        .chain(notes)
         .chain(live.checks(role))
         .collect()
 }

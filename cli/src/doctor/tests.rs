@@ -11,6 +11,7 @@ use vnplug_testing::TestDir;
 
 use super::check::{Check, Checked, Finding, State, run};
 use super::machine::Machine;
+use super::wire::{Here, Wire};
 use super::*;
 
 /// A machine that is made up of files.
@@ -297,23 +298,6 @@ fn what_costs_time_is_said() {
         made.file(clock, source);
         assert_eq!(made.state(both::checks(), "clock"), state, "{source}");
     }
-    let limits = |locked: &str| {
-        format!(
-            "Limit  Soft Limit  Hard Limit  Units\nMax locked memory  {locked}  {locked}  bytes\n"
-        )
-    };
-    for (locked, state) in [
-        ("65536", State::Warn),
-        ("unlimited", State::Ok),
-        ("8589934592", State::Ok),
-    ] {
-        made.file("proc/self/limits", &limits(locked));
-        assert_eq!(made.state(both::checks(), "memlock"), state, "{locked}");
-    }
-    // The daemon's limit counts, not the shell's.
-    made.file("proc/17/comm", "vnplugd\n")
-        .file("proc/17/limits", &limits("65536"));
-    assert_eq!(made.state(both::checks(), "memlock"), State::Warn);
     let cache = |cpu: &str, shared: &str| {
         made.file(
             &format!("sys/devices/system/cpu/{cpu}/cache/index3/shared_cpu_list"),
@@ -325,6 +309,44 @@ fn what_costs_time_is_said() {
     assert_eq!(made.state(both::checks(), "cpus"), State::Ok);
     cache("cpu2", "2-3\n");
     assert_eq!(made.state(both::checks(), "cpus"), State::Warn);
+}
+
+#[test]
+fn the_daemons_limit_of_locked_memory_counts_and_no_other_process_of_ours_is_taken_for_it() {
+    let made = Made::new();
+    let memlock = || {
+        let all = run(&made.machine(), host::checks(), LIMIT);
+        let found = all.into_iter().find(|it| it.name == "memlock").unwrap();
+        (found.finding.state, found.finding.text)
+    };
+    let limits = |process: &str, locked: &str| {
+        let text = format!(
+            "Limit  Soft Limit  Hard Limit  Units\nMax locked memory  {locked}  {locked}  bytes\n"
+        );
+        made.file(&format!("proc/{process}/limits"), &text);
+    };
+    // A recorder, or the doctor itself.
+    made.file("proc/9/comm", "vnplug\n");
+    limits("9", "4096");
+    for (locked, state) in [
+        ("65536", State::Warn),
+        ("unlimited", State::Ok),
+        ("8589934592", State::Ok),
+    ] {
+        limits("self", locked);
+        let (found, text) = memlock();
+        assert_eq!(found, state, "{locked}");
+        assert!(text.starts_with("no daemon runs"), "{text}");
+        assert!(text.contains(locked), "{text}");
+    }
+    made.file("proc/17/comm", "vnplugd\n");
+    limits("17", "65536");
+    let (state, text) = memlock();
+    assert_eq!(state, State::Warn);
+    assert!(text.starts_with("the daemon may lock 65536"), "{text}");
+    // A guest locks none.
+    let mut of_guest = guest::checks().into_iter().chain(both::checks());
+    assert!(!of_guest.any(|it| it.name == "memlock"));
 }
 
 fn counted(kind: &str, name: &str, values: &[(&str, u64)]) -> Counted {
@@ -365,11 +387,179 @@ fn wire(seen: u64, early: u64, port: &[(&str, u64)], filter: &str) -> Vec<Counte
     ]
 }
 
+/// The interface of that source.
+fn eth1() -> Wire {
+    Wire::of("interface eth1").unwrap()
+}
+
+#[test]
+fn the_interface_of_a_source_is_told_with_its_network_namespace() {
+    let told = |description: &str| {
+        let wire = Wire::of(description)?;
+        Some((wire.interface, wire.namespace.unwrap_or_default()))
+    };
+    for (description, interface, namespace) in [
+        ("interface eth1", "eth1", ""),
+        ("interface vnet1, of vnet*", "vnet1", ""),
+        (
+            "interface eth1, packet socket instead of XDP: odd",
+            "eth1",
+            "",
+        ),
+        ("interface eth0 in network namespace c1", "eth0", "c1"),
+        (
+            "interface eth0 in network namespace c1, of eth*",
+            "eth0",
+            "c1",
+        ),
+    ] {
+        let expected = Some((interface.to_owned(), namespace.to_owned()));
+        assert_eq!(told(description), expected, "{description}");
+    }
+    assert_eq!(told("generator, 100 frames"), None);
+    let uplinks = |kind: &str, description: &str| {
+        let device = vnplug::Device {
+            kind: kind.into(),
+            description: description.into(),
+            ..vnplug::Device::default()
+        };
+        Wire::of_uplinks(&device).collect::<Vec<_>>()
+    };
+    let [up0, up1] = ["interface up0", "interface up1"].map(|it| Wire::of(it).unwrap());
+    let description = "switch, uplink up0 (af_packet), uplink up1 (af_xdp), vde at /run/lan0";
+    assert_eq!(uplinks("switch", description), [up0, up1]);
+    assert_eq!(uplinks("switch", "switch, vde at /run/lan0"), []);
+    // What its holder says of itself.
+    assert_eq!(uplinks("switch port", "ring, vm a: lan, uplink eth0"), []);
+}
+
+#[test]
+fn an_interface_of_another_network_namespace_is_named_and_not_looked_at() {
+    let made = Made::new();
+    let [own, other] = ["eth0", "eth0 in network namespace c1"]
+        .map(|it| Wire::of(&format!("interface {it}")).unwrap());
+    let here = |made: &Made| {
+        let machine = made.machine();
+        let here = Here::of(&machine);
+        [here.has(&own), here.has(&other)]
+    };
+    let link = |from: &str, to: &str| {
+        made.file(&format!("{to}-"), "");
+        let to = made.0.path(to);
+        let _ = fs::remove_file(&to);
+        fs::hard_link(made.0.path(from), to).unwrap();
+    };
+    // The kernel does not tell.
+    assert_eq!(here(&made), [true, false]);
+    made.file("proc/self/ns/net", "");
+    made.file("run/netns/c1", "");
+    assert_eq!(here(&made), [true, false]);
+    // The daemon is here, then elsewhere.
+    made.file("proc/7/comm", "vnplugd\n");
+    link("proc/self/ns/net", "proc/7/ns/net");
+    assert_eq!(here(&made), [true, false]);
+    link("run/netns/c1", "proc/7/ns/net");
+    assert_eq!(here(&made), [false, false]);
+    // And this is `ip netns exec c1`.
+    link("proc/self/ns/net", "proc/7/ns/net");
+    link("proc/self/ns/net", "run/netns/c1");
+    assert_eq!(here(&made), [true, true]);
+
+    let [lo, elsewhere] = [
+        "interface lo in network namespace c1",
+        "interface eth0 in network namespace c2",
+    ]
+    .map(|it| Wire::of(it).unwrap());
+    let said = |socket: &str| {
+        let away = [
+            other.clone(),
+            elsewhere.clone(),
+            lo.clone(),
+            other.clone(),
+            own.clone(),
+        ];
+        let all = run(
+            &made.machine(),
+            wire::notes(&away, Path::new(socket)),
+            LIMIT,
+        );
+        assert!(all.iter().all(|it| it.finding.state == State::Skipped));
+        all.into_iter()
+            .map(|it| (it.name, it.finding.text))
+            .collect::<Vec<_>>()
+    };
+    let all = said("/run/x.sock");
+    let names: Vec<_> = all.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["netns", "netns-c1", "netns-c2"]);
+    let c1 = &all[1].1;
+    assert!(c1.contains("eth0, lo in network namespace c1"), "{c1}");
+    let command = "ip netns exec c1 vnplug --socket /run/x.sock doctor";
+    assert!(c1.ends_with(command), "{c1}");
+    let c1 = &said(vnplug::DEFAULT_SOCKET)[1].1;
+    assert!(c1.ends_with("ip netns exec c1 vnplug doctor"), "{c1}");
+}
+
+#[test]
+fn a_source_of_another_namespace_is_not_compared_with_an_interface_of_its_name() {
+    let source = |seen| {
+        let source = counted("source", "c1", &[("seen", seen)]);
+        let description = "interface eth1 in network namespace c1";
+        labelled(source, &[("description", description)])
+    };
+    let told = |wire: Wire| {
+        let busy = wire_and(source(3));
+        traffic::counted(&[(wire, 10_000)], &busy, &busy).text
+    };
+    let found = told(eth1());
+    assert!(!found.contains("to the source c1"), "{found}");
+    assert!(!found.contains("nothing comes"), "{found}");
+    // From there it is.
+    let found = told(Wire::of("interface eth1 in network namespace c1").unwrap());
+    assert!(found.contains("none to the source c1"), "{found}");
+}
+
+/// A source, and a reader of it.
+fn wire_and(source: Counted) -> Vec<Counted> {
+    let port = counted("port", "3", &[("delivered", 3)]);
+    let device = format!("host:{}", source.name);
+    vec![source, labelled(port, &[("device", &device)])]
+}
+
+#[test]
+fn of_an_uplink_that_is_checked_which_keeps_frames_from_a_switch() {
+    let names = interface::checks_of_uplink("up0").into_iter();
+    let names: Vec<_> = names.map(|it| it.name).collect();
+    assert_eq!(
+        names,
+        ["link-up0", "ring-size-up0", "missed-up0", "mtu-up0"]
+    );
+}
+
+#[test]
+fn a_source_that_waits_or_falls_behind_is_well_and_one_without_its_interface_is_not() {
+    let state = |state: &str| {
+        let device = vnplug::Device {
+            name: "host:a".into(),
+            state: state.into(),
+            ..vnplug::Device::default()
+        };
+        live::sources(Role::Host, &[device]).state
+    };
+    for word in ["up", "ended", "waiting", "behind", "up,behind"] {
+        assert_eq!(state(word), State::Ok, "{word}");
+    }
+    for word in [
+        "missing", "gone", "down", "failed", "stalled", "stopped", "up,gone",
+    ] {
+        assert_eq!(state(word), State::Warn, "{word}");
+    }
+}
+
 #[test]
 fn where_packets_stop_is_told_from_the_wire_to_the_application() {
     let before = wire(100, 0, &[("offered", 50), ("delivered", 50)], "");
     let tell = |arrived: u64, later: &[Counted]| {
-        let found = traffic::counted(&[("eth1".to_owned(), arrived)], &before, later);
+        let found = traffic::counted(&[(eth1(), arrived)], &before, later);
         (found.state, found.text)
     };
     let port = |more: &[(&'static str, u64)]| {
@@ -448,7 +638,7 @@ fn a_busy_source_hides_no_silent_one_and_the_verdict_names_it() {
     let before = wire(100, 0, &[], "");
     let mut later = wire(100, 0, &[], "");
     later.push(counted("source", "lab", &[("seen", 1_000)]));
-    let found = traffic::counted(&[("eth1".to_owned(), 0)], &before, &later);
+    let found = traffic::counted(&[(eth1(), 0)], &before, &later);
     assert!(
         found.text.contains("nothing comes to eth1"),
         "{}",

@@ -13,7 +13,9 @@ use vnplug_ring::counters::label;
 
 use super::Role;
 use super::check::{Finding, State};
+use super::live::LEAVE_QUARANTINE;
 use super::machine::Machine;
+use super::wire::Wire;
 use crate::failure::Failure;
 use crate::list::value;
 use crate::text::grouped;
@@ -26,7 +28,7 @@ pub(super) fn look(
     machine: &Machine,
     socket: &Path,
     role: Role,
-    interfaces: &[String],
+    interfaces: &[Wire],
     before: &[Counted],
     devices: &[Device],
 ) -> Finding {
@@ -36,7 +38,7 @@ pub(super) fn look(
     let wires = || {
         interfaces
             .iter()
-            .map(|it| (it.clone(), received(machine, it)))
+            .map(|it| (it.clone(), received(machine, &it.interface)))
     };
     let was: Vec<_> = wires().collect();
     thread::sleep(COUNTED);
@@ -45,7 +47,7 @@ pub(super) fn look(
         Err(error) => return Finding::skipped(Failure::from(error).line()),
     };
     let arrived =
-        { wires().zip(was) }.map(|((name, now), (_, was))| (name, now.saturating_sub(was)));
+        { wires().zip(was) }.map(|((wire, now), (_, was))| (wire, now.saturating_sub(was)));
     counted(&arrived.collect::<Vec<_>>(), before, &later)
 }
 
@@ -91,8 +93,8 @@ impl<'a> Looks<'a> {
     }
 }
 
-/// Where packets stop. `arrived`: what the interfaces of sources received meanwhile.
-pub(super) fn counted(arrived: &[(String, u64)], before: &[Counted], later: &[Counted]) -> Finding {
+/// Where packets stop. `arrived`: what the interfaces that are here received meanwhile.
+pub(super) fn counted(arrived: &[(Wire, u64)], before: &[Counted], later: &[Counted]) -> Finding {
     let looks = Looks { before, later };
     let total = |kind, name| looks.of(kind).map(|it| looks.grown(it, name)).sum::<u64>();
     let on_wires: u64 = arrived.iter().map(|(_, count)| count).sum();
@@ -137,19 +139,11 @@ pub(super) fn counted(arrived: &[(String, u64)], before: &[Counted], later: &[Co
     }
 }
 
-/// The interface of a source, if it has one.
-pub(super) fn interface_of(description: &str) -> Option<&str> {
-    description
-        .strip_prefix("interface ")?
-        .split([' ', ','])
-        .next()
-}
-
-fn source_stop(looks: &Looks<'_>, arrived: &[(String, u64)], source: &Counted) -> Option<Stop> {
-    // A file that has ended, or a generator, has no wire.
-    let interface = interface_of(label(source, "description"))?;
-    let on_wire = { arrived.iter() }.find(|(name, _)| name == interface);
-    let on_wire = on_wire.map_or(0, |(_, count)| *count);
+fn source_stop(looks: &Looks<'_>, arrived: &[(Wire, u64)], source: &Counted) -> Option<Stop> {
+    // A file that has ended, or a generator, has no wire. One of another network namespace is not looked at.
+    let wire = Wire::of(label(source, "description"))?;
+    let (Wire { interface, .. }, on_wire) = arrived.iter().find(|(it, _)| *it == wire)?;
+    let on_wire = *on_wire;
     let seen = looks.grown(source, "seen");
     // GRO makes one frame of up to 45 packets, and the first packets of all may have come between two looks.
     if on_wire > FEW && seen.saturating_mul(100) < on_wire {
@@ -199,10 +193,7 @@ fn port_stop(looks: &Looks<'_>, source: &Counted, port: &Counted) -> Option<Stop
     };
     let stop = |why: &str, cure: &str| Some(Stop::warn(format!("{who} gets nothing: {why}"), cure));
     if let Some(why) = label(port, "state").strip_prefix("quarantined: ") {
-        return stop(
-            why,
-            "end its reader and start it again; the daemon's log has more",
-        );
+        return stop(why, LEAVE_QUARANTINE);
     }
     let filter = match label(port, "filter") {
         "" => "its filter takes none".to_owned(),
@@ -271,7 +262,7 @@ fn try_devices(socket: &Path, devices: &[Device]) -> Vec<Tried> {
     // A file or a generator may begin with its first reader: that is not for us to be.
     let live = devices
         .iter()
-        .filter(|it| interface_of(&it.description).is_some() || it.kind == "switch");
+        .filter(|it| Wire::of(&it.description).is_some() || it.kind == "switch");
     let one = |device: &Device| -> Result<bool, Error> {
         let mut port = PortOptions::new(&device.name)
             .socket(socket)

@@ -93,6 +93,7 @@ fn every_check_is_seen_to_complain_and_to_be_content() {
             .filter(|it| !TELL.contains(&it.name.as_str()));
         own.map(|it| (of, it.name)).collect::<Vec<_>>()
     };
+    let here = Machine::this();
     let nobody = Path::new("/nonexistent/vnplug.sock");
     let all = [
         names("host", host::checks()),
@@ -100,8 +101,14 @@ fn every_check_is_seen_to_complain_and_to_be_content() {
         names("guest", guest::checks()),
         names("both", both::checks()),
         names("interface", interface::checks("eth1")),
-        names("live", live::ask(nobody, "daemon").checks(Role::Host)),
-        names("live", live::ask(nobody, "agent").checks(Role::Guest)),
+        names(
+            "live",
+            live::ask(&here, nobody, "daemon").checks(Role::Host),
+        ),
+        names(
+            "live",
+            live::ask(&here, nobody, "agent").checks(Role::Guest),
+        ),
     ];
     let is_unseen = |it: &(&'static str, String)| seen.0.get(it) != Some(&(true, true));
     let unseen: Vec<_> = all.concat().into_iter().filter(is_unseen).collect();
@@ -152,6 +159,11 @@ fn of_the_host(seen: &mut Seen) {
     let cure = "mount -t bpf bpf /sys/fs/bpf";
     seen.file(("host", "bpf-filesystem"), file, cure);
 
+    let locked = |limit: &str| format!("Max locked memory  {limit}  {limit}  bytes\n");
+    let (wrong, right) = (locked("65536"), locked("unlimited"));
+    let file = differs("proc/self/limits", &wrong, &right);
+    seen.file(("host", "memlock"), file, "LimitMEMLOCK=infinity");
+
     // There is none. A directory of this machine may have no room.
     let made = Made::new();
     let found = look(&made, "host", "shared-memory");
@@ -195,10 +207,6 @@ fn of_both(seen: &mut Seen) {
     seen.file(("both", "clock"), file, "echo tsc >/sys/devices/system");
     let file = missing("dev/net/tun", "");
     seen.file(("both", "tun"), file, "modprobe tun");
-    let locked = |limit: &str| format!("Max locked memory  {limit}  {limit}  bytes\n");
-    let (wrong, right) = (locked("65536"), locked("unlimited"));
-    let file = differs("proc/self/limits", &wrong, &right);
-    seen.file(("both", "memlock"), file, "LimitMEMLOCK=infinity");
 
     let made = Made::new();
     let cpu = |cpu: u32, shared: &str| {
@@ -423,6 +431,13 @@ fn of_counters(seen: &mut Seen) {
     let found = live::loss(&[source(0), slow]);
     assert!(found.text.contains("too slow"), "{found:?}");
     seen.complains("live", "loss", &found, "--ring");
+    let liar = counted("port", "4", &[("dropped_quarantine", 7)]);
+    let found = live::loss(&[source(0), liar]);
+    assert!(
+        found.text.contains("port 4 lost 7 in quarantine"),
+        "{found:?}"
+    );
+    seen.complains("live", "loss", &found, "start it again");
     seen.is_content("live", "loss", &live::loss(&[source(0)]));
 
     // What a source had to hand over, and what became of it.
@@ -446,7 +461,7 @@ fn of_counters(seen: &mut Seen) {
     assert_eq!(live::closing(&[]).state, State::Skipped);
 
     let before = wire(100, 0, &[("offered", 50), ("delivered", 50)], "");
-    let traffic = |later: &[Counted]| traffic::counted(&[("eth1".to_owned(), 10)], &before, later);
+    let traffic = |later: &[Counted]| traffic::counted(&[(eth1(), 10)], &before, later);
     let healthy = [("offered", 60), ("delivered", 60)];
     let stops = traffic(&wire(100, 0, &healthy, ""));
     seen.complains("live", "traffic", &stops, "journalctl -u vnplugd");
