@@ -2,6 +2,7 @@
 //! who may see counters may do nothing else.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -38,13 +39,18 @@ fn get(address: &str, path: &str) -> String {
 
 /// `vnplug-metrics` of a daemon, as an ordinary user; and where it listens.
 fn metrics(lab: &Lab, daemon: &Daemon, more: &[&str]) -> (Running, String) {
+    metrics_named("metrics", lab, daemon, more)
+}
+
+/// The same with files of its own, for several at once.
+fn metrics_named(name: &str, lab: &Lab, daemon: &Daemon, more: &[&str]) -> (Running, String) {
     let mut command = Command::new("setpriv");
     let user = USER.to_string();
     command.args(["--reuid", &user, "--clear-groups"]);
     command.arg(program("vnplug-metrics").unwrap());
     command.arg("--socket").arg(daemon.socket());
     command.args(["--listen", "127.0.0.1:0"]).args(more);
-    let running = Running::start(command, lab, "metrics").unwrap();
+    let running = Running::start(command, lab, name).unwrap();
     let line = until(
         "it listens",
         || running.output(),
@@ -55,9 +61,10 @@ fn metrics(lab: &Lab, daemon: &Daemon, more: &[&str]) -> (Running, String) {
     (running, address)
 }
 
-/// A source of every kind, a switch, a VM; everybody may connect, and the ordinary user sees all counters.
+/// A source of every kind, a switch with an uplink, a VM; everybody may connect, and the ordinary user sees all counters.
 fn daemon(lab: &Lab, netns: &Netns) -> Daemon {
     netns.veth("wire0", "wire1").unwrap();
+    netns.veth("up0", "up1").unwrap();
     let config = open_to_all(lab, &format!("observers = [{USER}]\n"));
     let arguments = [
         "--config",
@@ -67,7 +74,7 @@ fn daemon(lab: &Lab, netns: &Netns) -> Daemon {
         "--source",
         "lab=gen,pps=20000,flows=10",
         "--switch",
-        "lan0",
+        "lan0,uplink=up0",
     ];
     let daemon = Daemon::start(lab, Some(netns), &arguments).unwrap();
     let mut operator = Client::connect_to(&daemon.socket()).unwrap();
@@ -182,6 +189,10 @@ fn each_alert_fires_on_its_fault_and_on_no_other() {
     assert!(!tested.status.success());
 }
 
+fn encoded(query: &str) -> String {
+    query.bytes().map(|byte| format!("%{byte:02X}")).collect()
+}
+
 /// A Prometheus that scrapes every second.
 struct Prometheus {
     _running: Running,
@@ -189,7 +200,7 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    fn start(lab: &Lab, scraped: &str) -> Self {
+    fn start(lab: &Lab, scraped: &[&str]) -> Self {
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = free.local_addr().unwrap().to_string();
         drop(free);
@@ -197,7 +208,7 @@ impl Prometheus {
         let text = format!(
             "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n\
              rule_files: [{}]\n\
-             scrape_configs: [{{job_name: vnplug, static_configs: [{{targets: ['{scraped}']}}]}}]\n",
+             scrape_configs: [{{job_name: vnplug, static_configs: [{{targets: {scraped:?}}}]}}]\n",
             dist("vnplug.rules.yml").display()
         );
         fs::write(&config, text).unwrap();
@@ -217,17 +228,22 @@ impl Prometheus {
         }
     }
 
+    /// All that is answered to a query.
+    fn answer(&self, query: &str) -> Value {
+        let path = format!("/api/v1/query?query={}", encoded(query));
+        serde_json::from_str(&get(&self.address, &path)).unwrap()
+    }
+
     /// The answer to a query: its series.
     fn ask(&self, query: &str) -> Vec<Value> {
-        let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
-        let text = get(&self.address, &format!("/api/v1/query?query={encoded}"));
-        let answer: Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(answer["status"], "success", "{query}: {text}");
+        let answer = self.answer(query);
+        assert_eq!(answer["status"], "success", "{query}: {answer}");
         answer["data"]["result"].as_array().unwrap().clone()
     }
 
     /// The values of a label, as Grafana asks for `label_values(METRIC, LABEL)`.
     fn values(&self, metric: &str, label: &str) -> Vec<Value> {
+        let metric = encoded(metric);
         let path = format!("/api/v1/label/{label}/values?match%5B%5D={metric}");
         let text = get(&self.address, &path);
         let answer: Value = serde_json::from_str(&text).unwrap();
@@ -241,29 +257,66 @@ impl Prometheus {
     }
 }
 
-/// The queries of the dashboard, and the variables in them as Grafana fills them in.
-fn queries() -> Vec<(String, String)> {
-    let text = fs::read_to_string(dist("dashboard.json")).unwrap();
-    let dashboard: Value = serde_json::from_str(&text).unwrap();
+fn dashboard() -> Value {
+    serde_json::from_str(&fs::read_to_string(dist("dashboard.json")).unwrap()).unwrap()
+}
+
+/// A query of the dashboard, with its variables as Grafana fills them in for all sources of these instances.
+#[derive(Debug)]
+struct Query {
+    panel: String,
+    text: String,
+    legend: String,
+}
+
+fn filled(query: &str, instances: &str) -> String {
+    let query = query
+        .replace("$__rate_interval", "15s")
+        .replace("$instance", instances)
+        .replace("$source", ".*");
+    assert!(!query.contains('$'), "{query}");
+    query
+}
+
+fn queries(instances: &str) -> Vec<Query> {
     let mut all = Vec::new();
-    for panel in dashboard["panels"].as_array().unwrap() {
+    for panel in dashboard()["panels"].as_array().unwrap() {
         for target in panel["targets"].as_array().unwrap() {
-            let query = target["expr"].as_str().unwrap();
-            let query = query
-                .replace("$__rate_interval", "15s")
-                .replace("$source", ".*");
-            assert!(!query.contains('$'), "{query}");
-            all.push((panel["title"].as_str().unwrap().to_owned(), query));
+            let [panel, text, legend] = [&panel["title"], &target["expr"], &target["legendFormat"]]
+                .map(|it| it.as_str().unwrap().to_owned());
+            let chosen = text.matches(r#"{instance=~"$instance""#).count();
+            assert_eq!(chosen, text.matches("vnplug_").count(), "{text}");
+            let text = filled(&text, instances);
+            all.push(Query {
+                panel,
+                text,
+                legend,
+            });
         }
     }
     assert!(all.len() > 20, "{}", all.len());
     all
 }
 
+/// The counters of frames that a panel shows, one a word.
+fn shown(panel: &str) -> BTreeSet<String> {
+    let all = queries(".*");
+    let texts = all.iter().filter(|it| it.panel == panel);
+    let words = texts.flat_map(|it| it.text.split(|c: char| !c.is_alphanumeric() && c != '_'));
+    let words = words.filter(|it| it.starts_with("vnplug_") || it.ends_with("dropped"));
+    words.map(str::to_owned).collect()
+}
+
+#[test]
+fn what_is_lost_is_the_same_in_each_panel() {
+    let lost = shown("Lost in the last hour");
+    assert!(lost.len() >= 7, "{lost:?}");
+    assert_eq!(shown("Loss by stage"), lost);
+}
+
 /// The variables of the dashboard that are lists of a label's values: the metric, and the label.
 fn variables() -> Vec<(String, String)> {
-    let text = fs::read_to_string(dist("dashboard.json")).unwrap();
-    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let dashboard = dashboard();
     let list = dashboard["templating"]["list"].as_array().unwrap();
     let asked = list.iter().filter(|it| it["type"] == "query");
     let parts = asked.map(|it| {
@@ -271,10 +324,15 @@ fn variables() -> Vec<(String, String)> {
         let inner = query.strip_prefix("label_values(");
         let inner = inner.and_then(|it| it.strip_suffix(')'));
         let (metric, label) = inner.and_then(|it| it.split_once(", ")).expect(query);
-        (metric.to_owned(), label.to_owned())
+        assert_eq!(
+            (&it["includeAll"], &it["multi"]),
+            (&true.into(), &true.into())
+        );
+        assert_eq!(it["current"]["value"], "$__all");
+        (filled(metric, ".*"), label.to_owned())
     });
     let all: Vec<_> = parts.collect();
-    assert!(!all.is_empty());
+    assert_eq!(all.len(), 2, "{all:?}");
     all
 }
 
@@ -292,8 +350,10 @@ fn every_query_of_the_dashboard_has_an_answer_and_alerts_see_real_faults() {
     let lab = Lab::new().unwrap();
     let netns = Netns::new().unwrap();
     let mut daemon = daemon(&lab, &netns);
+    // Two with the same sources and the same ports, as two hosts may have.
     let (_metrics, address) = metrics(&lab, &daemon, &[]);
-    let prometheus = Prometheus::start(&lab, &address);
+    let (second, other) = metrics_named("second", &lab, &daemon, &[]);
+    let prometheus = Prometheus::start(&lab, &[&address, &other]);
     let mut reader = daemon.port("lab").open().unwrap();
     let _sender = daemon.port("wire1").transmit(1 << 16).open().unwrap();
     let _member = daemon.port("lan0").join().transmit(1 << 16).open().unwrap();
@@ -317,7 +377,7 @@ fn every_query_of_the_dashboard_has_an_answer_and_alerts_see_real_faults() {
             }
         });
         let faults = || {
-            prometheus.becomes("vnplug_up == 1", true);
+            prometheus.becomes("count(vnplug_up == 1) == 2", true);
             let down = rule("VnplugSourceDown");
             let [lost, dropped] = ["VnplugReaderLoses", "VnplugKernelDrops"].map(rule);
             // The controls: nothing is wrong yet.
@@ -330,20 +390,54 @@ fn every_query_of_the_dashboard_has_an_answer_and_alerts_see_real_faults() {
             }
             // A reader that does not read.
             let _stuck = daemon.port("lab").ring_bytes(4096).open().unwrap();
-            prometheus.becomes(&lost, true);
-            let mut empty = Vec::new();
-            for (panel, query) in queries() {
-                let answer = prometheus.ask(&query);
-                let numbers = answer.iter().map(|it| it["value"][1].as_str().unwrap());
-                let odd = numbers.filter(|it| !it.parse::<f64>().is_ok_and(|it| !it.is_nan()));
-                if answer.is_empty() || odd.count() > 0 {
-                    empty.push(format!("{panel}: {query}: {answer:?}"));
+            prometheus.becomes(&format!("count(count by (instance) ({lost})) == 2"), true);
+            let mut odd = Vec::new();
+            for Query {
+                panel,
+                text,
+                legend,
+            } in queries(".*")
+            {
+                let answer = prometheus.ask(&text);
+                let is_odd = |series: &Value| {
+                    let value = series["value"][1].as_str().unwrap();
+                    // A line that is one of several says of which host it is.
+                    let labels = series["metric"].as_object().unwrap();
+                    let is_told = labels.contains_key("instance")
+                        && labels.keys().all(|label| {
+                            let only_here = ["__name__", "job"].contains(&label.as_str());
+                            only_here || legend.contains(&format!("{{{{{label}}}}}"))
+                        });
+                    value.parse::<f64>().map_or(true, f64::is_nan)
+                        || !(labels.is_empty() || is_told)
+                };
+                if answer.is_empty() || answer.iter().any(is_odd) {
+                    odd.push(format!("{panel}: {text}: {legend}: {answer:?}"));
                 }
             }
-            assert!(empty.is_empty(), "{empty:#?}");
+            assert!(odd.is_empty(), "{odd:#?}");
+            // The control: hosts that are not told apart have no answer.
+            let mixed = "sum by (port) (vnplug_port_bytes_total) * on (port) group_left (reader) vnplug_port_info";
+            assert_eq!(prometheus.answer(mixed)["status"], "error");
+            // A host that was chosen and has nothing has lost nothing.
+            for query in queries("nowhere") {
+                let answer = prometheus.ask(&query.text);
+                let zero = answer.iter().all(|it| it["value"][1] == "0");
+                let is_sum = query.panel == "Lost in the last hour";
+                assert!(
+                    zero && (!is_sum || answer.len() == 1),
+                    "{query:?}: {answer:?}"
+                );
+            }
             for (metric, label) in variables() {
                 let values = prometheus.values(&metric, &label);
-                assert!(values.contains(&"wire1".into()), "{metric}: {values:?}");
+                let wanted = match label.as_str() {
+                    "instance" => [&*address, &other],
+                    _ => ["lab", "wire1"],
+                };
+                for value in wanted {
+                    assert!(values.contains(&value.into()), "{metric}: {values:?}");
+                }
                 // The control: what no series has is no list.
                 assert_eq!(prometheus.values(&metric, "nothing"), [] as [Value; 0]);
             }
@@ -373,6 +467,9 @@ fn every_query_of_the_dashboard_has_an_answer_and_alerts_see_real_faults() {
     prometheus.becomes(&rule("VnplugDown"), true);
     daemon.launch().unwrap();
     prometheus.becomes(&rule("VnplugDown"), false);
+    // Nobody to ask.
+    drop(second);
+    prometheus.becomes(&rule("VnplugDown"), true);
     // A sum that does not close, and a NIC that loses, need a bug and hardware: `promtool` alone shows those.
     assert_eq!(
         prometheus.ask(&rule("VnplugAccountsOpen")),

@@ -182,7 +182,9 @@ fn one(yes: bool) -> f64 {
 
 fn is_up(source: &Counted) -> f64 {
     let mut queues = label(source, "state").split(',');
-    one(queues.all(|state| matches!(state, "up" | "behind" | "ended")))
+    // `waiting` is a file or a generator that waits for a reader, or a FIFO for its writer; an interface that is not
+    // there is `missing` or `gone`, but for one that is opened for its first reader only (`start=attach`).
+    one(queues.all(|state| matches!(state, "up" | "behind" | "ended" | "waiting")))
 }
 
 /// Labels of these names, in the words of the daemon, of readers and of whoever named a source; nothing of

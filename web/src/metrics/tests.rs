@@ -109,6 +109,28 @@ fn counters_become_metrics() {
 }
 
 #[test]
+fn a_source_is_up_unless_a_queue_is_down_gone_or_stalled() {
+    for (state, up) in [
+        ("up", "1.0"),
+        ("ended", "1.0"),
+        ("up,behind", "1.0"),
+        ("waiting", "1.0"),
+        ("up,waiting", "1.0"),
+        ("waiting,stalled", "0.0"),
+        ("up,down", "0.0"),
+        ("gone", "0.0"),
+        ("missing", "0.0"),
+        ("failed", "0.0"),
+        ("", "0.0"),
+    ] {
+        let source = counted("source", "file", &[("state", state)], &[]);
+        let text = text(Some(&told(vec![source])), 1000).unwrap();
+        let line = format!("\nvnplug_source_up{{source=\"file\"}} {up}\n");
+        assert!(text.contains(&line), "{state}: {text}");
+    }
+}
+
+#[test]
 fn a_silent_daemon_is_told() {
     let text = text(None, 1000).unwrap();
     assert!(
