@@ -121,7 +121,48 @@ fn interfaces_that_match_are_sources_while_they_are_there() {
     let refused = change(rm("vnet2")).unwrap_err();
     assert!(refused.contains("there by \"vnet*\""), "{refused}");
     change(add("vnet2=gen,pps=10")).unwrap();
+    // The one that gave way has left its room, which another interface takes, and gives back.
+    netns.veth("vnet4", "far4").unwrap();
+    until_sources(
+        &daemon,
+        &["kept", "vnet0", "vnet2", "vnet3", "vnet4", "vnet9"],
+    );
+    netns.ip(&["link", "del", "vnet4"]).unwrap();
+    until_sources(&daemon, &["kept", "vnet0", "vnet2", "vnet3", "vnet9"]);
+    assert!(change(add("vnet2=gen,pps=10")).is_err());
+    // When it goes, the pattern has the interface again, as often as that happens.
+    let is_of_pattern = |name: &str| {
+        let devices = Client::connect_to(&daemon.socket())
+            .unwrap()
+            .devices()
+            .unwrap();
+        devices
+            .iter()
+            .any(|it| it.name == name && it.description.ends_with("of vnet*"))
+    };
     change(rm("vnet2")).unwrap();
+    eventually("it is received again", || is_of_pattern("host:vnet2"));
+    for _ in 0..5 {
+        change(add("vnet2=gen,pps=10")).unwrap();
+        change(rm("vnet2")).unwrap();
+    }
+    eventually("it is received again", || is_of_pattern("host:vnet2"));
+    // The same if the other one was there before the interface: that is not even opened.
+    netns.ip(&["link", "del", "vnet3"]).unwrap();
+    until_sources(&daemon, &["kept", "vnet0", "vnet2", "vnet9"]);
+    change(add("vnet3=gen,pps=10")).unwrap();
+    netns.veth("vnet3", "far3").unwrap();
+    netns.veth("vnet4", "far4").unwrap();
+    until_sources(
+        &daemon,
+        &["kept", "vnet0", "vnet2", "vnet3", "vnet4", "vnet9"],
+    );
+    assert!(!is_of_pattern("host:vnet3"));
+    assert!(!daemon.log().contains("there is a source \"vnet3\" already"));
+    netns.ip(&["link", "del", "vnet4"]).unwrap();
+    until_sources(&daemon, &["kept", "vnet0", "vnet2", "vnet3", "vnet9"]);
+    change(rm("vnet3")).unwrap();
+    eventually("it is received", || is_of_pattern("host:vnet3"));
     let refused = change(add("vnet*")).unwrap_err();
     assert!(refused.contains("already"), "{refused}");
     change(rm("vnet*")).unwrap();
@@ -137,6 +178,37 @@ fn interfaces_that_match_are_sources_while_they_are_there() {
     until_sources(&daemon, &["kept", "vnet0", "vnet9"]);
     reads_on(&mut kept);
     assert_eq!(kept.counts().lost, 0);
+}
+
+#[test]
+fn a_pattern_has_what_the_configuration_names_no_more() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("vnet2", "far2").unwrap();
+    let pattern = "[[source]]\nname = \"vnet*\"\n";
+    let named = "[[source]]\nname = \"vnet2\"\nkind = \"gen\"\npps = 10\n";
+    let config = open_to_all(&lab, &[pattern, named].concat());
+    let daemon = Daemon::start(&lab, Some(&netns), &["--config", &config]).unwrap();
+    let description = || {
+        let mut client = Client::connect_to(&daemon.socket()).unwrap();
+        let devices = client.devices().unwrap();
+        devices
+            .into_iter()
+            .find(|it| it.name == "host:vnet2")
+            .map(|it| it.description)
+    };
+    let is_of_pattern = || description().is_some_and(|it| it.ends_with("of vnet*"));
+    assert!(description().is_some() && !is_of_pattern());
+    assert!(!daemon.log().contains("already"), "{}", daemon.log());
+    fs::write(&config, format!("socket_mode = 0o666\n{pattern}")).unwrap();
+    let (code, said) = daemon.vnplug(&["reload"]);
+    assert_eq!((code, said.as_str()), (Some(0), "source vnet2: removed\n"));
+    eventually("it is received", is_of_pattern);
+    // And back.
+    fs::write(&config, format!("socket_mode = 0o666\n{pattern}{named}")).unwrap();
+    let (code, said) = daemon.vnplug(&["reload"]);
+    assert_eq!((code, said.as_str()), (Some(0), "source vnet2: added\n"));
+    assert!(description().is_some() && !is_of_pattern());
 }
 
 #[test]

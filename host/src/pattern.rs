@@ -3,17 +3,19 @@
 //! ```text
 //!   netlink ── which interfaces there are ── matches? ──┬── new: opened ──► control thread
 //!                                                       └── gone, or of another name: told ──► control thread
+//!
+//!   control thread ── names that others have, and have no more; sources that it did not keep ──► looked again
 //! ```
 //!
 //! A thread for each pattern hears of interfaces, in the pattern's network namespace, and has the members opened, a few at a time. It
 //! never has more of them than the pattern allows, whoever makes interfaces.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -133,20 +135,44 @@ pub(crate) struct News {
 
 /// What became of an interface.
 pub(crate) enum What {
-    /// It is there, and received.
-    Came(Box<OpenSource>),
+    /// It is there, and received; the number of this opening.
+    Came(Box<OpenSource>, u64),
     /// The source of this name has none any more.
     Went(String),
     /// The sources of all interfaces that were there at first have been told of.
     Settled,
 }
 
-/// Ends a pattern's thread when it is dropped.
-pub(crate) struct Watching(Arc<OwnedFd>);
+/// What a pattern's thread is told.
+pub(crate) enum Order {
+    /// A source that is none of its own has this name.
+    Taken(String),
+    /// No such source has it any more.
+    Free(String),
+    /// The source of this opening is not there any more, or never was. What it was of may be received again.
+    LetGo(u64),
+    /// The same, but not at once: it could not be started.
+    Failed(u64),
+}
+
+/// A pattern's thread, which ends when this is dropped.
+pub(crate) struct Watching {
+    stop: Arc<OwnedFd>,
+    orders: Sender<Order>,
+    ordered: Arc<OwnedFd>,
+}
+
+impl Watching {
+    pub(crate) fn tell(&self, order: Order) {
+        // A thread that ended wants no more.
+        let _ = self.orders.send(order);
+        event::ring(&self.ordered);
+    }
+}
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        event::ring(&self.0);
+        event::ring(&self.stop);
     }
 }
 
@@ -184,20 +210,41 @@ impl OpenPattern {
         self.spec.may_drop_early()
     }
 
-    /// Starts its thread, which has this number in what it tells and rings the bell then.
+    /// Starts its thread, which has this number in what it tells and rings the bell then. Others have the names that are taken.
     pub(crate) fn start(
         self,
         number: u64,
+        taken: BTreeSet<String>,
         tell: Sender<News>,
         bell: Arc<OwnedFd>,
     ) -> io::Result<Watching> {
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let mut watcher = Watcher {
+        let (mut watcher, watching) = self.watcher(number, taken, tell, bell)?;
+        let thread = thread::Builder::new().name("vnplug-links".into());
+        thread.spawn(move || watcher.run())?;
+        Ok(watching)
+    }
+
+    fn watcher(
+        self,
+        number: u64,
+        taken: BTreeSet<String>,
+        tell: Sender<News>,
+        bell: Arc<OwnedFd>,
+    ) -> io::Result<(Watcher, Watching)> {
+        let new = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
+        let (stop, ordered) = (new()?, new()?);
+        let (sender, orders) = channel();
+        let watcher = Watcher {
             pattern: self,
             number,
             tell,
             bell,
             stop: Arc::clone(&stop),
+            orders,
+            ordered: Arc::clone(&ordered),
+            taken,
+            openings: 0,
+            lost: None,
             members: BTreeMap::new(),
             failed: BTreeMap::new(),
             is_settled: false,
@@ -205,9 +252,12 @@ impl OpenPattern {
             told_full: None,
             told: String::new(),
         };
-        let thread = thread::Builder::new().name("vnplug-links".into());
-        thread.spawn(move || watcher.run())?;
-        Ok(Watching(stop))
+        let watching = Watching {
+            stop,
+            orders: sender,
+            ordered,
+        };
+        Ok((watcher, watching))
     }
 
     /// Opens the source of an interface that matches.
@@ -235,8 +285,17 @@ struct Watcher {
     tell: Sender<News>,
     bell: Arc<OwnedFd>,
     stop: Arc<OwnedFd>,
-    /// Its sources: the interface's number, its name, and that of the source.
-    members: BTreeMap<i32, (String, String)>,
+    orders: Receiver<Order>,
+    /// Rung when there are orders.
+    ordered: Arc<OwnedFd>,
+    /// Names that sources have which are not its own.
+    taken: BTreeSet<String>,
+    /// How many sources it opened.
+    openings: u64,
+    /// It hears nothing, as listening failed: in which namespace it did, and when it is tried again. Its sources stay.
+    lost: Option<(Option<Id>, Instant)>,
+    /// Its sources by the interface's number.
+    members: BTreeMap<i32, Member>,
     /// Interfaces that cannot be received, how often they were tried, and when they are again.
     failed: BTreeMap<i32, (u32, Instant)>,
     /// The interfaces that were there at first are its sources.
@@ -249,10 +308,19 @@ struct Watcher {
     told: String,
 }
 
+/// A source of a pattern.
+struct Member {
+    interface: String,
+    source: String,
+    /// Which opening it was.
+    opening: u64,
+}
+
 impl Watcher {
     fn run(&mut self) {
         while self.sleep() {
             self.find_namespace();
+            self.listen_again();
             if self.settle() && !self.is_settled {
                 self.is_settled = true;
                 self.say(What::Settled);
@@ -263,7 +331,10 @@ impl Watcher {
     /// Until something may have changed; false if it is to end.
     fn sleep(&self) -> bool {
         let now = Instant::now();
-        let check = self.pattern.namespace.as_ref().map(|_| self.check_at);
+        let check = match self.pattern.namespace {
+            Some(_) => Some(self.check_at),
+            None => self.lost.map(|(_, at)| at),
+        };
         // As long as there is no room none of them is tried.
         let has_room = self.members.len() < self.pattern.most;
         let again = self.failed.values().map(|(_, at)| *at);
@@ -279,6 +350,9 @@ impl Watcher {
             tv_nsec: i64::from(pause.subsec_nanos()),
         });
         let mut fds = vec![PollFd::new(&*self.stop, PollFlags::IN)];
+        if news {
+            fds.push(PollFd::new(&*self.ordered, PollFlags::IN));
+        }
         if let Some((links, _)) = self.pattern.links.as_ref().filter(|_| news) {
             fds.push(PollFd::new(links, PollFlags::IN));
         }
@@ -298,11 +372,12 @@ impl Watcher {
         }
         self.check_at = now + CHECK;
         let id = namespace.id();
-        let had = self.pattern.links.as_ref().map(|(_, id)| *id);
-        if had == Some(id) {
+        let hears = self.pattern.links.as_ref().map(|(_, id)| *id);
+        let had = hears.or(self.lost.map(|(id, _)| id));
+        if hears == Some(id) {
             return;
         }
-        if had.is_some() {
+        if had.is_some_and(|had| had != id) {
             log::warn!(
                 target: "source",
                 "pattern {:?}: network namespace {:?} is gone",
@@ -310,28 +385,68 @@ impl Watcher {
                 namespace.name()
             );
             // So that it can end.
-            self.pattern.links = None;
+            (self.pattern.links, self.lost) = (None, None);
             if !namespace.may_return() {
                 self.pattern.namespace = None;
                 return;
             }
         }
-        if id.is_none() {
-            return;
+        if id.is_some() {
+            self.listen();
         }
+    }
+
+    /// Listens again after it failed; in a network namespace of its own that is seen to when this is looked for.
+    fn listen_again(&mut self) {
+        let is_due = self.lost.is_some_and(|(_, at)| Instant::now() >= at);
+        if is_due && self.pattern.namespace.is_none() {
+            self.listen();
+        }
+    }
+
+    fn listen(&mut self) {
         match self.pattern.watch() {
-            Ok(links) => {
-                self.pattern.links = Some(links);
-                self.told.clear();
-            }
+            Ok(links) => (self.pattern.links, self.lost) = (Some(links), None),
             Err(error) => {
-                let error = error.to_string();
-                if error != self.told {
-                    log::warn!(target: "source", "pattern {:?}: {error}; it is tried again", self.pattern.name());
-                    self.told = error;
+                if let Some((_, at)) = &mut self.lost {
+                    *at = Instant::now() + AGAIN;
+                }
+                self.say_deaf(error.to_string());
+            }
+        }
+    }
+
+    /// Says why it hears of no interfaces, once.
+    fn say_deaf(&mut self, error: String) {
+        if error != self.told {
+            log::warn!(target: "source", "pattern {:?}: {error}; it is tried again", self.pattern.name());
+            self.told = error;
+        }
+    }
+
+    /// Does as it was told.
+    fn obey(&mut self) {
+        event::clear(&self.ordered);
+        while let Ok(order) = self.orders.try_recv() {
+            match order {
+                Order::Taken(name) => drop(self.taken.insert(name)),
+                Order::Free(name) => drop(self.taken.remove(&name)),
+                Order::LetGo(opening) => drop(self.let_go(opening)),
+                Order::Failed(opening) => {
+                    if let Some(index) = self.let_go(opening) {
+                        self.failed.insert(index, (1, Instant::now() + AGAIN));
+                    }
                 }
             }
         }
+    }
+
+    /// Forgets the source of this opening, unless it is gone; the number of its interface.
+    fn let_go(&mut self, opening: u64) -> Option<i32> {
+        let found = self.members.iter().find(|(_, it)| it.opening == opening);
+        let index = found.map(|(index, _)| *index)?;
+        self.members.remove(&index);
+        Some(index)
     }
 
     /// Opens and tells until the sources are as the interfaces are; false if these are not known yet, it is to end, or other things
@@ -339,6 +454,7 @@ impl Watcher {
     fn settle(&mut self) -> bool {
         loop {
             // Each opening takes a while, in which more may change.
+            self.obey();
             if !self.hear() {
                 return false;
             }
@@ -379,24 +495,32 @@ impl Watcher {
 
     /// Takes the kernel's news; whether the interfaces are known as they are.
     fn hear(&mut self) -> bool {
-        let Some((links, _)) = &mut self.pattern.links else {
-            return true;
+        let Some((links, id)) = &mut self.pattern.links else {
+            return self.lost.is_none();
         };
+        let id = *id;
         match links.read() {
-            Ok(is_known) => is_known,
-            Err(error) => {
-                log::error!(target: "source", "pattern {:?}: {error}: it hears of no interfaces", self.pattern.name());
-                self.pattern.links = None;
+            Ok(true) => {
+                self.told.clear();
                 true
+            }
+            Ok(false) => false,
+            Err(error) => {
+                self.lost = Some((id, Instant::now() + AGAIN));
+                self.pattern.links = None;
+                self.say_deaf(format!("it hears of no interfaces: {error}"));
+                false
             }
         }
     }
 
-    /// The interfaces that match, by number.
+    /// The interfaces that match, by number, but those whose names other sources have.
     fn wanted(&self) -> BTreeMap<i32, String> {
         let all = self.pattern.links.iter().flat_map(|(links, _)| links.all());
+        let is_free = |part| !self.taken.contains(&self.pattern.spec.member_name(part));
         let matches = all.filter(|(_, it)| {
-            it.hardware == libc::ARPHRD_ETHER && self.pattern.interfaces.part(&it.name).is_some()
+            let part = self.pattern.interfaces.part(&it.name);
+            it.hardware == libc::ARPHRD_ETHER && part.is_some_and(is_free)
         });
         matches
             .map(|(index, it)| (*index, it.name.clone()))
@@ -411,7 +535,7 @@ impl Watcher {
         let mut gone = self
             .members
             .iter()
-            .filter(|(index, (it, _))| is_gone(index, it));
+            .filter(|(index, it)| is_gone(index, &it.interface));
         if gone.next().is_none() {
             return;
         }
@@ -421,8 +545,8 @@ impl Watcher {
         self.stops_within(Some(drain), false);
         let gone = self
             .members
-            .extract_if(.., |index, (it, _)| is_gone(index, it));
-        let gone: Vec<_> = gone.map(|(_, (_, source))| source).collect();
+            .extract_if(.., |index, it| is_gone(index, &it.interface));
+        let gone: Vec<_> = gone.map(|(_, it)| it.source).collect();
         for source in gone {
             self.say(What::Went(source));
         }
@@ -447,9 +571,17 @@ impl Watcher {
     fn received(&mut self, index: i32, interface: String, opened: Result<OpenSource, SourceError>) {
         match opened {
             Ok(opened) => {
-                self.members
-                    .insert(index, (interface, opened.name().to_owned()));
-                self.say(What::Came(Box::new(opened)));
+                self.failed.remove(&index);
+                self.openings += 1;
+                let opening = self.openings;
+                let source = opened.name().to_owned();
+                let member = Member {
+                    interface,
+                    source,
+                    opening,
+                };
+                self.members.insert(index, member);
+                self.say(What::Came(Box::new(opened), opening));
             }
             Err(error) => {
                 let again = Instant::now() + AGAIN;
@@ -492,7 +624,7 @@ impl Watcher {
 
 /// How often it is looked whether a namespace is the same.
 const CHECK: Duration = Duration::from_millis(500);
-/// Until an interface that could not be received is tried again.
+/// Until an interface that could not be received is tried again, and listening that failed.
 const AGAIN: Duration = Duration::from_secs(2);
 /// How often it is told that there are more than it may have.
 const TOLD: Duration = Duration::from_secs(60);
@@ -530,5 +662,45 @@ mod tests {
             Err(spec.name().to_owned())
         });
         assert_eq!(opened.err().as_deref(), Some("slow"));
+    }
+
+    #[test]
+    fn a_pattern_that_hears_nothing_keeps_its_sources_and_listens_again() {
+        let spec: SourceSpec = "nosuchinterface*".parse().unwrap();
+        let (interfaces, most) = spec.members().unwrap();
+        let pattern = OpenPattern {
+            spec,
+            interfaces,
+            most,
+            means: Means::default(),
+            namespace: None,
+            links: Some((Links::watch().unwrap(), None)),
+        };
+        let (tell, news) = channel();
+        let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let (mut watcher, _watching) = pattern.watcher(1, BTreeSet::new(), tell, bell).unwrap();
+        let member = Member {
+            interface: "nosuchinterface0".into(),
+            source: "nosuchinterface0".into(),
+            opening: 1,
+        };
+        watcher.members.insert(i32::MAX, member);
+        // As after an error of the socket.
+        watcher.pattern.links = None;
+        watcher.lost = Some((None, Instant::now() + AGAIN));
+        watcher.listen_again();
+        assert!(!watcher.settle());
+        assert!(watcher.pattern.links.is_none() && watcher.members.len() == 1);
+        watcher.lost = Some((None, Instant::now()));
+        watcher.listen_again();
+        assert!(watcher.pattern.links.is_some() && watcher.lost.is_none());
+        assert!(news.try_recv().is_err());
+        // What is gone by then is told when it is known.
+        let deadline = Deadline::new("the interfaces are known");
+        while !watcher.settle() {
+            deadline.check();
+            thread::sleep(MIN_PAUSE);
+        }
+        assert!(matches!(news.try_recv().unwrap().what, What::Went(_)));
     }
 }

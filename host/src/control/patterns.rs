@@ -1,6 +1,6 @@
 //! Patterns of interfaces, whose sources come and go with these.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,15 @@ use vnplug_ring::control::code;
 use super::Control;
 use super::sources::RING_BYTES;
 use crate::hub::Refusal;
-use crate::pattern::{News, OpenPattern, Watching, What};
+use crate::pattern::{News, OpenPattern, Order, Watching, What};
 use crate::spec::OpenSource;
 
 /// The patterns in force.
 pub(super) struct Patterns {
     /// By name.
     all: BTreeMap<String, Running>,
+    /// By which of them a source is there, by its number.
+    owners: BTreeMap<String, u64>,
     tell: Sender<News>,
     news: Receiver<News>,
     next: u64,
@@ -26,9 +28,9 @@ pub(super) struct Patterns {
 /// A pattern whose thread runs.
 struct Running {
     number: u64,
-    /// The names of its sources.
-    members: BTreeSet<String>,
-    _watching: Watching,
+    /// The names of its sources, and which openings they were.
+    members: BTreeMap<String, u64>,
+    watching: Watching,
 }
 
 impl Default for Patterns {
@@ -36,6 +38,7 @@ impl Default for Patterns {
         let (tell, news) = channel();
         Self {
             all: BTreeMap::new(),
+            owners: BTreeMap::new(),
             tell,
             news,
             next: 0,
@@ -51,8 +54,33 @@ impl Patterns {
     /// The pattern that a source is there by.
     pub(super) fn of(&self, source: &str) -> Option<&str> {
         let mut all = self.all.iter();
-        let found = all.find(|(_, it)| it.members.contains(source));
+        let found = all.find(|(_, it)| it.members.contains_key(source));
         found.map(|(name, _)| name.as_str())
+    }
+
+    /// Notes that a source has this name, by a pattern or, as [`NAMED`], by none: no other pattern has one of that name now.
+    fn note(&mut self, name: &str, owner: u64) {
+        if owner != NAMED {
+            self.owners.insert(name.to_owned(), owner);
+        }
+        self.tell_others(owner, || Order::Taken(name.to_owned()));
+    }
+
+    /// Notes that a source is gone: a pattern that matches may have its interface again.
+    pub(super) fn free(&mut self, name: &str) {
+        let owner = self.owners.remove(name).unwrap_or(NAMED);
+        self.tell_others(owner, || Order::Free(name.to_owned()));
+    }
+
+    fn tell_others(&self, but: u64, order: impl Fn() -> Order) {
+        let others = self.all.values().filter(|it| it.number != but);
+        others.for_each(|it| it.watching.tell(order()));
+    }
+
+    fn tell(&self, number: u64, order: Order) {
+        if let Some(running) = self.all.values().find(|it| it.number == number) {
+            running.watching.tell(order);
+        }
     }
 }
 
@@ -63,15 +91,18 @@ impl Control {
         self.patterns.next += 1;
         let number = self.patterns.next;
         let (tell, bell) = (self.patterns.tell.clone(), self.bell.clone());
-        let watching = pattern.start(number, tell, bell).map_err(|error| {
+        let present = self.hub.present();
+        let taken = present.map(|(_, source)| source.name.clone()).collect();
+        let watching = pattern.start(number, taken, tell, bell);
+        let watching = watching.map_err(|error| {
             let what = format!("cannot watch for interfaces {name:?}: {error}");
             Refusal::new(code::INTERNAL, what)
         })?;
         log::info!(target: "source", "interfaces {name:?} are received as they come");
         let running = Running {
             number,
-            members: BTreeSet::new(),
-            _watching: watching,
+            members: BTreeMap::new(),
+            watching,
         };
         self.patterns.all.insert(name, running);
         Ok(())
@@ -83,7 +114,7 @@ impl Control {
             return;
         };
         log::info!(target: "source", "pattern {name:?} is removed");
-        for member in &pattern.members {
+        for member in pattern.members.keys() {
             self.part_from_member(token, member, why);
         }
     }
@@ -105,8 +136,14 @@ impl Control {
     /// Makes room for a source that the operator names: the pattern that has one of that name gives way.
     pub(super) fn take_from_pattern(&mut self, token: u64, name: &str, why: &str) {
         let mut all = self.patterns.all.values_mut();
-        if all.any(|it| it.members.remove(name)) {
+        let found = all.find_map(|it| Some((it.number, it.members.remove(name)?)));
+        if found.is_some() {
             self.part_from_member(token, name, why);
+        }
+        // Before it lets go: it is not to have the interface again now.
+        self.patterns.note(name, NAMED);
+        if let Some((number, opening)) = found {
+            self.patterns.tell(number, Order::LetGo(opening));
         }
     }
 
@@ -142,12 +179,12 @@ impl Control {
 
     fn pattern_told(&mut self, News { number, what }: News) {
         match what {
-            What::Came(source) => self.member_came(number, source),
+            What::Came(source, opening) => self.member_came(number, source, opening),
             What::Went(name) => {
                 let mut all = self.patterns.all.values_mut();
                 let running = all.find(|it| it.number == number);
                 // Another source may have the name by now.
-                if running.is_some_and(|it| it.members.remove(&name)) {
+                if running.is_some_and(|it| it.members.remove(&name).is_some()) {
                     self.part_from_member(0, &name, GONE);
                 }
             }
@@ -155,7 +192,7 @@ impl Control {
         }
     }
 
-    fn member_came(&mut self, number: u64, source: Box<OpenSource>) {
+    fn member_came(&mut self, number: u64, source: Box<OpenSource>, opening: u64) {
         let name = source.name().to_owned();
         let is_new = self.must_be_new(&name);
         let mut all = self.patterns.all.iter_mut();
@@ -165,21 +202,32 @@ impl Control {
             return;
         };
         if let Err(refusal) = is_new {
-            let level = log::Level::Warn;
+            // Another source came first, of which the pattern's thread was told meanwhile.
+            let level = log::Level::Info;
             peer_log!(level, "source", "pattern {pattern:?}: {}", refusal.text);
+            running.watching.tell(Order::LetGo(opening));
             self.jobs.discard(source, RING_BYTES);
             return;
         }
         let pattern = pattern.clone();
-        running.members.insert(name.clone());
+        running.members.insert(name.clone(), opening);
+        self.patterns.note(&name, number);
         self.policy.note_member(&name, &pattern);
         if let Err(refusal) = self.welcome(*source) {
-            log::error!(target: "source", "pattern {pattern:?}: {}", refusal.text);
-            self.take_from_pattern(0, &name, GONE);
+            let level = log::Level::Error;
+            peer_log!(level, "source", "pattern {pattern:?}: {}", refusal.text);
+            if let Some(running) = self.patterns.all.get_mut(&pattern) {
+                running.members.remove(&name);
+            }
+            self.part_from_member(0, &name, GONE);
+            self.patterns.free(&name);
+            self.patterns.tell(number, Order::Failed(opening));
         }
     }
 }
 
+/// The number of no pattern.
+const NAMED: u64 = 0;
 /// How long the daemon waits for the sources of its patterns before it serves.
 const SETTLING: Duration = Duration::from_secs(10);
 /// The most that is done before others are served.

@@ -253,8 +253,10 @@ impl Control {
     pub(super) fn welcome_any(&mut self, token: u64, opened: Opened) -> Result<(), Refusal> {
         match opened {
             Opened::One(source) => {
-                self.take_from_pattern(token, source.name(), REMOVED);
+                let name = source.name().to_owned();
+                self.take_from_pattern(token, &name, REMOVED);
                 self.welcome(*source)
+                    .inspect_err(|_| self.patterns.free(&name))
             }
             Opened::Many(pattern) => self.welcome_pattern(*pattern),
         }
@@ -307,7 +309,9 @@ impl Control {
     /// Closes the ports of a source, which nobody finds any more. Their readers try to open them again: if there is another source of
     /// that name they go on with it. How many they are.
     pub(super) fn retire(&mut self, token: u64, place: usize, why: &str) -> usize {
+        let name = self.hub.sources()[place].name.clone();
         let ports = self.hub.retire(place);
+        self.patterns.free(&name);
         let count = ports.len();
         let owned = |port| Some((port, self.hub.ports().get(&port)?.owner.clone()));
         let owned: Vec<_> = ports.into_iter().filter_map(owned).collect();

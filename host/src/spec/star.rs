@@ -112,12 +112,17 @@ impl SourceSpec {
             .transpose()
     }
 
+    /// Of a pattern, the name of the source that has this in the star's place.
+    pub(crate) fn member_name(&self, part: &str) -> String {
+        Star::read(&self.name).map_or_else(String::new, |star| star.with(part))
+    }
+
     /// Of a pattern, the source of this interface, whose name has this in the star's place.
     ///
     /// # Errors
     /// [`SourceError`] if no source can have that name.
     pub(crate) fn member(&self, part: &str, interface: &str) -> Result<Self, SourceError> {
-        let name = Star::read(&self.name).map_or_else(String::new, |star| star.with(part));
+        let name = self.member_name(part);
         let mut options = self.options.clone();
         options.remove("members");
         options.insert("interface".into(), interface.into());
