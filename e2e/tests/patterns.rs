@@ -209,6 +209,16 @@ fn a_pattern_has_what_the_configuration_names_no_more() {
     let (code, said) = daemon.vnplug(&["reload"]);
     assert_eq!((code, said.as_str()), (Some(0), "source vnet2: added\n"));
     assert!(description().is_some() && !is_of_pattern());
+    // What was removed at run time is the pattern's by now: that the file names it no more ends nothing.
+    let (code, said) = daemon.vnplug(&["source", "rm", "vnet2"]);
+    assert_eq!(code, Some(0), "{said}");
+    eventually("it is received", is_of_pattern);
+    let mut reader = daemon.port("vnet2").open().unwrap();
+    fs::write(&config, format!("socket_mode = 0o666\n{pattern}")).unwrap();
+    assert_eq!(daemon.vnplug(&["reload"]).0, Some(0));
+    assert!(is_of_pattern());
+    let next = reader.next().unwrap();
+    assert!(matches!(next, Next::Nothing), "{next:?}");
 }
 
 #[test]

@@ -436,8 +436,12 @@ fn the_interface_of_a_source_is_told_with_its_network_namespace() {
 #[test]
 fn an_interface_of_another_network_namespace_is_named_and_not_looked_at() {
     let made = Made::new();
-    let [own, other] = ["eth0", "eth0 in network namespace c1"]
-        .map(|it| Wire::of(&format!("interface {it}")).unwrap());
+    let [own, other, by_path] = [
+        "eth0",
+        "eth0 in network namespace c1",
+        "eth0 in network namespace /proc/9/ns/net",
+    ]
+    .map(|it| Wire::of(&format!("interface {it}")).unwrap());
     let here = |made: &Made| {
         let machine = made.machine();
         let here = Here::of(&machine);
@@ -464,6 +468,16 @@ fn an_interface_of_another_network_namespace_is_named_and_not_looked_at() {
     link("proc/self/ns/net", "proc/7/ns/net");
     link("proc/self/ns/net", "run/netns/c1");
     assert_eq!(here(&made), [true, true]);
+    // A namespace may be named by its file.
+    let is_here = || Here::of(&made.machine()).has(&by_path);
+    made.file("proc/9/ns/net", "");
+    assert!(!is_here());
+    link("proc/self/ns/net", "proc/9/ns/net");
+    assert!(is_here());
+    let note = wire::notes(std::slice::from_ref(&by_path), Path::new("/run/x.sock"));
+    let note = &run(&made.machine(), note, LIMIT)[0].finding.text;
+    let command = "nsenter --net=/proc/9/ns/net vnplug --socket /run/x.sock doctor";
+    assert!(note.ends_with(command), "{note}");
 
     let [lo, elsewhere] = [
         "interface lo in network namespace c1",

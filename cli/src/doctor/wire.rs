@@ -10,7 +10,7 @@ use super::machine::{Identity, Machine};
 /// An interface, as the daemon describes it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Wire {
-    /// As `ip netns` names it; `None`: the daemon's own.
+    /// As `ip netns` names it, or its file; `None`: the daemon's own.
     pub(super) namespace: Option<String>,
     pub(super) interface: String,
 }
@@ -70,9 +70,17 @@ impl<'a> Here<'a> {
         let Some(name) = &wire.namespace else {
             return self.is_daemons;
         };
-        let named = self.machine.identity(&format!("/run/netns/{name}"));
+        let named = self.machine.identity(&match is_path(name) {
+            true => name.clone(),
+            false => format!("/run/netns/{name}"),
+        });
         named.is_some() && named == self.own
     }
+}
+
+/// Whether a namespace is named by its file, and not as `ip netns` does.
+fn is_path(name: &str) -> bool {
+    name.starts_with('/')
 }
 
 /// For each namespace that is not here: its interfaces, which are not looked at, and what looks at them.
@@ -92,8 +100,12 @@ pub(super) fn notes(away: &[Wire], socket: &Path) -> Vec<Check> {
                     true => String::new(),
                     false => format!(" --socket {}", socket.display()),
                 };
+                let enter = match is_path(name) {
+                    true => format!("nsenter --net={name}"),
+                    false => format!("ip netns exec {name}"),
+                };
                 let text = format!(
-                    "not looked at from here: {names} in network namespace {name}; as root: ip netns exec {name} vnplug{socket} doctor"
+                    "not looked at from here: {names} in network namespace {name}; as root: {enter} vnplug{socket} doctor"
                 );
                 (format!("netns-{name}"), text)
             }

@@ -266,12 +266,9 @@ impl Control {
         config.check_terms()?;
         let mut difference = self.difference(&config);
         self.expect_programs(&difference, &made)?;
-        let present = |name: &str| {
-            let mut present = self.hub.present();
-            present.find(|(_, source)| source.name == name)
-        };
         let stays = |name: &String| {
-            present(name).is_some_and(|(place, _)| self.hub.may_retire(place).is_err())
+            let place = self.place_of(name);
+            place.is_some_and(|place| self.hub.may_retire(place).is_err())
         };
         let waits: Vec<String> = difference
             .close
@@ -283,7 +280,7 @@ impl Control {
             difference.put_off_source(&name, "groups read its packet memory");
         }
         // One that was removed at run time is made again.
-        let is_gone = |spec: &mut SourceSpec| present(spec.name()).is_none();
+        let is_gone = |spec: &mut SourceSpec| self.place_of(spec.name()).is_none();
         difference
             .open
             .extend(difference.reset.extract_if(.., is_gone));
@@ -322,10 +319,8 @@ impl Control {
     /// Whether what was prepared can still be done: filters were waited for meanwhile.
     pub(super) fn still_fits(&self, reload: &Reload) -> Result<(), Refusal> {
         let closes = &reload.difference.close;
-        for (place, source) in self.hub.present() {
-            if closes.contains(&source.name) {
-                self.hub.may_retire(place)?;
-            }
+        for place in closes.iter().filter_map(|name| self.place_of(name)) {
+            self.hub.may_retire(place)?;
         }
         for opened in reload.opened.0.iter() {
             let name = opened.name();
@@ -366,9 +361,8 @@ impl Control {
         }
         for name in &difference.close {
             self.part_from_pattern(token, name, REMOVED);
-            let found = self.hub.present().find(|(_, source)| source.name == *name);
             // It may have been removed at run time.
-            if let Some(place) = found.map(|(place, _)| place)
+            if let Some(place) = self.place_of(name)
                 && let Some(gone) = self.part_from(token, place)
             {
                 part(move || drop(gone));

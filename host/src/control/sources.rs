@@ -200,6 +200,14 @@ impl Control {
         }
     }
 
+    /// Where the source of this name is that the operator named: not one that is there by a pattern since.
+    pub(super) fn place_of(&self, name: &str) -> Option<usize> {
+        let mut present = self.hub.present();
+        let found = present.find(|(_, source)| source.name == name);
+        let (place, _) = found.filter(|_| self.patterns.of(name).is_none())?;
+        Some(place)
+    }
+
     pub(super) fn must_be_new(&self, name: &str) -> Result<(), Refusal> {
         let mut present = self.hub.present();
         if self.patterns.has(name) || present.any(|(_, source)| source.name == name) {
