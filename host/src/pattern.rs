@@ -330,17 +330,20 @@ impl Watcher {
 
     /// Until something may have changed; false if it is to end.
     fn sleep(&self) -> bool {
-        let now = Instant::now();
+        let until = |at: Instant| at.saturating_duration_since(Instant::now()).max(MIN_PAUSE);
+        !self.stops_within(self.wakes_at().map(until), true)
+    }
+
+    /// When something is due that nobody tells of.
+    fn wakes_at(&self) -> Option<Instant> {
         let check = match self.pattern.namespace {
             Some(_) => Some(self.check_at),
             None => self.lost.map(|(_, at)| at),
         };
-        // As long as there is no room none of them is tried.
-        let has_room = self.members.len() < self.pattern.most;
+        // As long as there is no room, or nothing is heard, none of them is tried.
+        let tries = self.members.len() < self.pattern.most && self.lost.is_none();
         let again = self.failed.values().map(|(_, at)| *at);
-        let at = again.filter(|_| has_room).chain(check).min();
-        let pause = at.map(|at| at.saturating_duration_since(now).max(MIN_PAUSE));
-        !self.stops_within(pause, true)
+        again.filter(|_| tries).chain(check).min()
     }
 
     /// Whether it is to end, in this time at most; with `news` it returns when there are some.
@@ -495,19 +498,23 @@ impl Watcher {
 
     /// Takes the kernel's news; whether the interfaces are known as they are.
     fn hear(&mut self) -> bool {
-        let Some((links, id)) = &mut self.pattern.links else {
+        let Some((links, _)) = &mut self.pattern.links else {
             return self.lost.is_none();
         };
-        let id = *id;
-        match links.read() {
+        let read = links.read();
+        self.heard(read)
+    }
+
+    fn heard(&mut self, read: io::Result<bool>) -> bool {
+        match read {
             Ok(true) => {
                 self.told.clear();
                 true
             }
             Ok(false) => false,
             Err(error) => {
+                let id = self.pattern.links.take().and_then(|(_, id)| id);
                 self.lost = Some((id, Instant::now() + AGAIN));
-                self.pattern.links = None;
                 self.say_deaf(format!("it hears of no interfaces: {error}"));
                 false
             }
@@ -685,12 +692,17 @@ mod tests {
             opening: 1,
         };
         watcher.members.insert(i32::MAX, member);
-        // As after an error of the socket.
-        watcher.pattern.links = None;
-        watcher.lost = Some((None, Instant::now() + AGAIN));
+        // Another interface that could not be received, and would be tried now.
+        watcher.failed.insert(i32::MAX - 1, (1, Instant::now()));
+        // What asking for the list says where memory is short.
+        let before = Instant::now();
+        assert!(!watcher.heard(Err(io::Error::from_raw_os_error(libc::ENOBUFS))));
         watcher.listen_again();
         assert!(!watcher.settle());
         assert!(watcher.pattern.links.is_none() && watcher.members.len() == 1);
+        // It sleeps until it listens again.
+        let wakes_at = watcher.wakes_at().unwrap();
+        assert!(wakes_at >= before + AGAIN, "{wakes_at:?}");
         watcher.lost = Some((None, Instant::now()));
         watcher.listen_again();
         assert!(watcher.pattern.links.is_some() && watcher.lost.is_none());

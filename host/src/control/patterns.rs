@@ -202,8 +202,8 @@ impl Control {
             return;
         };
         if let Err(refusal) = is_new {
-            // Another source came first, of which the pattern's thread was told meanwhile.
-            let level = log::Level::Info;
+            // Another source came first, of which the pattern's thread was told meanwhile. That is no fault.
+            let level = log::Level::Debug;
             peer_log!(level, "source", "pattern {pattern:?}: {}", refusal.text);
             running.watching.tell(Order::LetGo(opening));
             self.jobs.discard(source, RING_BYTES);
